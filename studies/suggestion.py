@@ -1,11 +1,12 @@
-"""Does `plan --suggest` choose as well as a search? Its first setting against the best of twelve, at three epsilons.
+"""Does `plan --suggest` choose as well as a search? Its first setting against the best of 24, at three epsilons.
 
 The search chooses on validation users; the suggestion sees the shape of the data alone. Both are measured on other
-users. At `full` the planner knows no learning rate, and the suggestion keeps the highest of the search. The planner's
-two constants are fitted to the trials of one chunk at the higher rate. What they predict of an epsilon that is left
-out, of the other rate, and of half and twice the budget is held against the trials there.
+users. A suggestion may have noise that is correlated over steps, so the search tries it as well. At `full` the planner
+knows no learning rate, and the suggestion keeps the highest of the search.
 
-At the largest epsilon, beside them: noise that is correlated over all steps, and averages of the weights.
+The planner's two constants are fitted to the trials of one chunk with independent noise at the higher rate. What they
+predict of an epsilon that is left out, of the other rate, and of half and twice the budget is held against the trials
+there.
 """
 
 from __future__ import annotations
@@ -24,18 +25,29 @@ from scipy import optimize
 from confide.planning.progress import SQUARES, log_progress
 from confide.utils.rounding import at_least
 from studies.runner import users
-from studies.runner.findings import MARGIN, Finding
+from studies.runner.findings import Finding
 from studies.runner.grid import OWN_OPTIMISER, TRIAL, Arm, Grid, Keys, config
 from studies.runner.models import bundled
 from studies.runner.study import Row, Scale, Study, Table, Work
-from studies.runner.suggested import EPSILON, RATE, SEARCHED, STEPS, SUGGESTED, K, as_suggested, suggested
+from studies.runner.suggested import (
+    CORRELATED,
+    EPSILON,
+    INDEPENDENT,
+    NOISE,
+    RATE,
+    SEARCHED,
+    STEPS,
+    SUGGESTED,
+    K,
+    as_suggested,
+    correlated,
+    suggested,
+    written,
+)
 from studies.runner.tables import change, percent, perplexity, target
 from studies.runner.twins import without_repeats
 
 TEXT = "newsgroups"
-INDEPENDENT, CORRELATED = "at the higher rate", "the same with noise correlated over all steps"
-REFERENCE, AVERAGED = "in the middle of the search", "the same, {} of weights, {} rate"
-AVERAGES = (("ema", "linear"), ("ema", "constant"), ("tail", "constant"))
 BEHIND = math.log(1.02)
 """What a suggestion may lose against a search: 2% of the perplexity."""
 
@@ -44,8 +56,7 @@ _SMALL: dict[str, Any] = {
     "ks": (1, 2),
     "steps": (16, 32, 64),
     "rates": (2e-3, 4e-3),
-    "faster": 6e-3,
-    "averages": AVERAGES,
+    "noises": (INDEPENDENT, CORRELATED),
     "epsilons": (1.0, 3.0, 8.0),
     "budgets": {1920: (8, 16, 32, 64), 7680: (16, 32, 64, 128)},
     "seeds": 3,
@@ -57,71 +68,60 @@ _SIZES: Mapping[Scale, dict[str, Any]] = {
         "ks": (1,),
         "steps": (1, 2),
         "rates": (5e-3,),
-        "averages": AVERAGES[:1],
         "epsilons": (8.0,),
         "budgets": {4: (1, 2)},
         "seeds": 2,
     },
     Scale.SMALL: _SMALL,
     Scale.FULL: _SMALL
-    | {"rows": 256_000, "steps": (250, 500, 1000), "rates": (1e-3, 2e-3), "faster": 3e-3}
+    | {"rows": 256_000, "steps": (250, 500, 1000), "rates": (1e-3, 2e-3)}
     | {"budgets": {128_000: (125, 250, 500), 512_000: (500, 1000, 2000)}},
 }
 
 
 # what is trained -----------------------------------------------------------------------------------------------
-def grids(work: Work, suggested: Mapping[float, Keys]) -> list[Grid]:
-    """Return the search, the suggestion, what stands beside, and the trials at other budgets.
+def grids(work: Work, count: int, chosen: Mapping[float, Keys]) -> list[Grid]:
+    """Return the search, the suggestion, and the trials at other budgets.
 
     Args:
-        suggested: by epsilon, what the suggestion sets.
+        count: users there are to train on.
+        chosen: by epsilon, what the suggestion sets.
     """
     size = _SIZES[work.scale]
-    steps, rates, rows = size["steps"], size["rates"], size["rows"]
+    steps, rates, epsilons = size["steps"], size["rates"], size["epsilons"]
     uls: dict[str, Any] = {"privacy.mechanism": "uls", "privacy.selection": "random-chunk"}
-    search = {K: size["ks"], STEPS: steps, RATE: rates}
-    middle = {**uls, K: 1, STEPS: steps[len(steps) // 2], RATE: rates[-1]}
-    spent = partial(_spent, rows)
 
-    def grid(arms: Sequence[Arm], epsilons: Sequence[float], seeds: int = size["seeds"]) -> Grid:
-        at = {EPSILON: tuple(epsilons)}
-        return Grid(
-            "suggestion", (TEXT,), bundled, users.keys(steps[0], **OWN_OPTIMISER), tuple(arms), at, at, seeds
-        )
+    def grid(arm: Arm, epsilons: tuple[float, ...], seeds: int = size["seeds"]) -> Grid:
+        at, keys = {EPSILON: epsilons}, users.keys(steps[0], **OWN_OPTIMISER)
+        return Grid("suggestion", (TEXT,), bundled, keys, (arm,), at, at, seeds)
 
-    beside = [
-        Arm(REFERENCE, middle, derived=spent),
-        Arm(INDEPENDENT, {**middle, RATE: size["faster"]}, derived=spent),
-        Arm(CORRELATED, {**middle, RATE: size["faster"], "privacy.bands": middle[STEPS]}, derived=spent),
-    ]
-    for kind, schedule in size["averages"]:
-        more = {"train.average.kind": kind, "train.schedule": schedule}
-        beside.append(Arm(AVERAGED.format(kind, schedule), {**middle, **more}, derived=spent))
-    given = Arm(SUGGESTED, {**uls, RATE: rates[-1]}, derived=partial(as_suggested, suggested))
-    middle_epsilon = size["epsilons"][len(size["epsilons"]) // 2]
-    budgets = [
-        grid([_at_budget(budget, tried, {**uls, K: 1, RATE: rates[-1]})], (middle_epsilon,), seeds=0)
-        for budget, tried in size["budgets"].items()
-    ]
+    search = {K: size["ks"], STEPS: steps, RATE: rates, NOISE: size["noises"]}
+    given = Arm(SUGGESTED, {**uls, RATE: rates[-1]}, derived=partial(as_suggested, chosen))
+    middle = epsilons[len(epsilons) // 2]
     return [
-        grid([Arm(SEARCHED, uls, search, spent)], size["epsilons"]),
-        grid([given], size["epsilons"]),
-        grid(beside, size["epsilons"][-1:]),
-        *budgets,
+        grid(Arm(SEARCHED, uls, search, partial(spent, size["rows"], count)), epsilons),
+        grid(given, epsilons),
+        *(
+            grid(_at_budget(budget, tried, count, {**uls, K: 1, RATE: rates[-1]}), (middle,), seeds=0)
+            for budget, tried in size["budgets"].items()
+        ),
     ]
 
 
-def _at_budget(budget: int, tried: Sequence[int], keys: Keys) -> Arm:
-    return Arm(f"{budget:,} chunks", keys, {STEPS: tried}, partial(_spent, budget))
+def _at_budget(budget: int, tried: Sequence[int], count: int, keys: Keys) -> Arm:
+    return Arm(f"{budget:,} chunks", keys, {STEPS: tried}, partial(spent, budget, count))
 
 
-def _spent(rows: int, keys: Keys) -> Keys:
-    """Add the users of a step with which a run computes so many rows in all."""
-    return {**keys, "train.batch": rows / (keys[K] * keys[STEPS])}
+def spent(rows: int, count: int, keys: Keys) -> Keys:
+    """Add the users of a step with which a run computes so many rows in all, and the bands of correlated noise."""
+    found = dict(keys)
+    noise = found.pop(NOISE, INDEPENDENT)
+    found["train.batch"] = rows / (keys[K] * keys[STEPS])
+    return correlated(count, found) if noise == CORRELATED else found
 
 
-def suggestions(work: Work) -> dict[float, Keys]:
-    """Return what the first setting of `plan --suggest` sets in the config, at each epsilon."""
+def suggestions(work: Work) -> tuple[int, dict[float, Keys]]:
+    """Return the number of users, and what the first setting of `plan --suggest` sets, by epsilon."""
     size, uls = _SIZES[work.scale], {"privacy.mechanism": "uls", "privacy.selection": "random-chunk"}
     keys = {
         **users.keys(size["steps"][0]),
@@ -131,12 +131,12 @@ def suggestions(work: Work) -> dict[float, Keys]:
         RATE: size["rates"][-1],
     }
     raw = config(work, bundled(work), TEXT, keys) | {"run": str(work.folder / "suggestion")}
-    return suggested(work, raw, size["epsilons"], size["rows"])[1]
+    return suggested(work, raw, size["epsilons"], size["rows"])
 
 
 def measure(work: Work) -> list[Row]:
-    chosen = suggestions(work)
-    rows = [row for grid in grids(work, chosen) for row in grid.measured(work)]
+    count, chosen = suggestions(work)
+    rows = [row for grid in grids(work, count, chosen) for row in grid.measured(work)]
     for row in rows:
         if row["arm"] == SUGGESTED:
             row["settings"] = json.dumps(chosen[row[EPSILON]])
@@ -180,13 +180,13 @@ class Prediction:
 
 
 def trials(rows: Sequence[Row], arm: str, budget: float) -> dict[tuple[float, float], list[Trial]]:
-    """Return the trials of one chunk by epsilon and learning rate."""
+    """Return the trials of one chunk with independent noise, by epsilon and learning rate."""
     found: dict[tuple[float, float], list[Trial]] = {}
     for row in rows:
         if (row["arm"], row["key"], row["part"]) != (arm, TRIAL, "validation"):
             continue
         settings = json.loads(row["settings"])
-        if settings.get(K, 1) != 1:
+        if settings.get(K, 1) != 1 or settings.get(NOISE, INDEPENDENT) != INDEPENDENT:
             continue
         rate = settings.get(RATE, _rate(rows))
         steps = settings[STEPS]
@@ -281,47 +281,11 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
             over="epsilons, rates and budgets",
         )
     )
-    most = epsilons[-1]
-    for one, other, words in (
-        (CORRELATED, INDEPENDENT, "Noise correlated over all steps beats independent noise at the same rate"),
-        (CORRELATED, SEARCHED, "Noise correlated over all steps beats the best of the search"),
-    ):
-        found.append(
-            Finding(
-                f"{words}, at epsilon {target(most)}.",
-                place,
-                f"loss {one} less that {other}",
-                users.gap(rows, TEXT, one, other, most),
-                high=-MARGIN,
-                family="correlated",
-            )
-        )
-    for kind, schedule in _size(rows)["averages"]:
-        found.append(
-            Finding(
-                f"A mean of weights ({kind}, {schedule} rate) wins nothing at epsilon {target(most)}.",
-                place,
-                "loss with the mean less that of the last weights of the usual schedule",
-                users.gap(rows, TEXT, AVERAGED.format(kind, schedule), REFERENCE, most),
-                low=-MARGIN,
-                family="averages",
-            )
-        )
     return found
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:
-    return [_compared(rows), _search(rows), _rule(rows), _beside(rows)]
-
-
-def _written(settings: str) -> str:
-    """Write the settings that a search or a suggestion chooses, without the sections of their keys."""
-    found = json.loads(settings)
-    return ", ".join(
-        f"{name.rpartition('.')[2]} {found[name]:g}"
-        for name in (K, STEPS, RATE, "train.batch")
-        if name in found
-    )
+    return [_compared(rows), _search(rows), _rule(rows)]
 
 
 def _compared(rows: Sequence[Row]) -> Table:
@@ -342,7 +306,7 @@ def _compared(rows: Sequence[Row]) -> Table:
                     target(epsilon),
                     arm,
                     at_least(min(row["noise_multiplier"] for row in own), 4),
-                    _written(own[0]["settings"]),
+                    written(own[0]["settings"]),
                     perplexity(users.at(rows, TEXT, arm, epsilon)),
                     change(users.gap(rows, TEXT, SUGGESTED, SEARCHED, epsilon)) if arm == SUGGESTED else "",
                 ]
@@ -361,7 +325,7 @@ def _search(rows: Sequence[Row]) -> Table:
     for row in own:
         by_setting.setdefault(row["settings"], {})[row[EPSILON]] = row["loss"]
     cells = [
-        [_written(settings), *(f"{math.exp(loss):.1f}" for loss in map(found.__getitem__, epsilons))]
+        [written(settings), *(f"{math.exp(loss):.1f}" for loss in map(found.__getitem__, epsilons))]
         for settings, found in sorted(by_setting.items(), key=lambda pair: pair[1][epsilons[0]])
     ]
     heads = ["setting", *(f"epsilon {target(epsilon)}" for epsilon in epsilons)]
@@ -382,22 +346,6 @@ def _rule(rows: Sequence[Row]) -> Table:
     heads = ["predicted", "steps by the rule", "steps of the best run", "behind it", "perplexity by steps"]
     note = "The rule has two constants and a line. Validation perplexity, one run each."
     return Table("What the planner's rule predicts where it was not fitted", heads, cells, note)
-
-
-def _beside(rows: Sequence[Row]) -> Table:
-    most = users.values(rows, EPSILON)[-1]
-    arms = [INDEPENDENT, CORRELATED, *(AVERAGED.format(*each) for each in _size(rows)["averages"])]
-    cells = [[REFERENCE, perplexity(users.at(rows, TEXT, REFERENCE, most)), ""]]
-    cells += [
-        [
-            arm,
-            perplexity(users.at(rows, TEXT, arm, most)),
-            change(users.gap(rows, TEXT, arm, REFERENCE, most)),
-        ]
-        for arm in arms
-    ]
-    heads = ["setting", "test perplexity", "against the first"]
-    return Table(f"Beside, at epsilon {target(most)}", heads, cells)
 
 
 STUDY = Study(

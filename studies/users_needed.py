@@ -25,7 +25,20 @@ from studies.runner.findings import MARGIN, Finding, has_taught, paired, taught
 from studies.runner.grid import OWN_OPTIMISER, Arm, Grid, Keys, config
 from studies.runner.models import own
 from studies.runner.study import Row, Scale, Study, Table, Work
-from studies.runner.suggested import RATE, SEARCHED, STEPS, SUGGESTED, K, as_suggested, suggested
+from studies.runner.suggested import (
+    CORRELATED,
+    INDEPENDENT,
+    NOISE,
+    RATE,
+    SEARCHED,
+    STEPS,
+    SUGGESTED,
+    K,
+    as_suggested,
+    correlated,
+    suggested,
+    written,
+)
 from studies.runner.tables import change, perplexity, target
 from studies.runner.twins import EPSILON, TUNED, base, gained, percents, without_repeats
 
@@ -34,7 +47,7 @@ BEHIND = math.log(1.05)
 """What a suggestion may lose against a search: 5% of the perplexity."""
 SHARES = {"most": (0.6, math.inf), "part": (0.25, 0.6), "little": (0.0, 0.25)}
 """The share of the gain that each word of the plan's verdict stands for."""
-NOISE = "noise over gradient"
+LENGTH = "noise over gradient"
 _MOST_DRAWN = 0.85
 """The share of the users that a step draws at most: fewer leave each some chance not to be drawn."""
 _DEALT = 4
@@ -43,15 +56,16 @@ _DEALT = 4
 _SMALL: dict[str, Any] = {
     "steps": {"64 customers": (16, 48), "helpdesk": (24, 48)},
     "rows": 4608,  # as `confide quickstart`
+    "noises": (INDEPENDENT, CORRELATED),
     "rates": (2e-3, 4e-3, 8e-3),
-    "rates without privacy": (1e-3, 2e-3, 4e-3),
+    "rates without privacy": (5e-4, 1e-3, 1.4e-3, 2e-3, 2.8e-3, 4e-3),
     "epsilons": (8.0,),
     "seeds": 3,
 }
 _SIZES: Mapping[Scale, dict[str, Any]] = {
     Scale.TINY: _SMALL
     | {"steps": {"64 customers": (1,), "helpdesk": (1,)}, "rows": 16, "seeds": 2}
-    | {"rates": (5e-3,), "rates without privacy": (5e-3,)},
+    | {"rates": (5e-3,), "rates without privacy": (2e-3, 5e-3)},
     Scale.SMALL: _SMALL,
     Scale.FULL: _SMALL
     | {"steps": dict.fromkeys(("64 customers", "256 customers", "helpdesk"), (12, 24, 48)), "seeds": 5},
@@ -67,7 +81,7 @@ class Expected:
     def __call__(self, run: Run, outcome: Outcome) -> Row:
         found = planned(run, Console(quiet=True)).verdict
         assert found is not None
-        return {NOISE: found["noise_over_gradient"]}
+        return {LENGTH: found["noise_over_gradient"]}
 
 
 def spent(rows: int, count: int, keys: Keys) -> Keys:
@@ -76,12 +90,15 @@ def spent(rows: int, count: int, keys: Keys) -> Keys:
     Args:
         count: users there are. Of few users a step has several rows each; many are each drawn once an epoch.
     """
-    k = 1
+    keys = dict(keys)
+    noise, k = keys.pop(NOISE, INDEPENDENT), 1
     while rows / (k * keys[STEPS]) > _MOST_DRAWN * count:
         k *= 2
     batch = rows / (k * keys[STEPS])
-    dealt = {"privacy.sampling": "bins"} if count >= _DEALT * batch else {}
-    return {**keys, **dealt, K: k, "train.batch": batch}
+    found = {**keys, K: k, "train.batch": batch}
+    if noise == CORRELATED:
+        return correlated(count, found)
+    return found | ({"privacy.sampling": "bins"} if count >= _DEALT * batch else {})
 
 
 def grids(work: Work, text: str, count: int, chosen: Mapping[float, Keys]) -> list[Grid]:
@@ -96,7 +113,8 @@ def grids(work: Work, text: str, count: int, chosen: Mapping[float, Keys]) -> li
     steps = size["steps"][text]
     keys = users.keys(steps[0], **OWN_OPTIMISER) | {"data.max_length": 32, "train.micro_tokens": 8192}
     derived = partial(spent, size["rows"], count)
-    options, bare_options = ({STEPS: steps, RATE: size[name]} for name in ("rates", "rates without privacy"))
+    options = {STEPS: steps, RATE: size["rates"], NOISE: size["noises"]}
+    bare_options = {STEPS: steps, RATE: size["rates without privacy"]}
     search = Arm(SEARCHED, uls, options, derived, Expected())
     given = Arm(SUGGESTED, uls, derived=partial(as_suggested, chosen), look=Expected())
     at = {EPSILON: size["epsilons"]}
@@ -156,7 +174,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
             if text not in learnt:
                 continue
             there = f"{_count(rows, text):,} users, epsilon {target(epsilon)}"
-            words = expected(_of(rows, text, SUGGESTED, epsilon, NOISE))
+            words = expected(_of(rows, text, SUGGESTED, epsilon, LENGTH))
             low, high = SHARES[words]
             found += [
                 Finding(
@@ -227,13 +245,13 @@ def tables(rows: Sequence[Row]) -> list[Table]:
         for epsilon in _epsilons(rows):
             for arm in (SEARCHED, SUGGESTED):
                 gap = users.gap(rows, text, arm, SEARCHED, epsilon)
-                times = _of(rows, text, arm, epsilon, NOISE)
+                times = _of(rows, text, arm, epsilon, LENGTH)
                 cells.append(
                     [
                         f"{_count(rows, text):,}",
                         target(epsilon),
                         arm,
-                        _settings(rows, text, arm, epsilon),
+                        written(_of(rows, text, arm, epsilon, "settings")),
                         f"{times:.2g}",
                         expected(times),
                         f"{math.exp(base(rows, text)):.1f}",
@@ -249,18 +267,6 @@ def tables(rows: Sequence[Row]) -> list[Table]:
         "customers that nothing was trained on, with 95% intervals over run keys."
     )
     return [Table("What few users and many keep", heads, cells, note)]
-
-
-def _settings(rows: Sequence[Row], text: str, arm: str, epsilon: float) -> str:
-    settings = json.loads(_of(rows, text, arm, epsilon, "settings"))
-    said = f"{settings[STEPS]} steps"
-    if RATE in settings:
-        said += f" at {settings[RATE]:g}"
-    if arm == SUGGESTED:
-        k = settings[K]
-        said += f", {settings['privacy.mechanism']}: {settings['train.batch']:g} users, {k} row{'s' * (k != 1)} of "
-        said += f"each, {settings['privacy.sampling']}"
-    return said
 
 
 STUDY = Study(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,22 @@ from studies.runner.study import Work
 
 SEARCHED, SUGGESTED = "best of the search", "suggested"
 K, STEPS, RATE, EPSILON = "privacy.rows_per_unit", "train.steps", "train.learning_rate", "privacy.epsilon"
+BANDS = "privacy.bands"
+NOISE = "noise"
+"""What a search tries as well; the config of a run has bands."""
+INDEPENDENT, CORRELATED = "independent", "correlated"
+FASTER = 2
+"""What the rates of correlated noise are over those of independent noise, since less noise stays in the weights."""
+
+
+def correlated(count: int, keys: Keys) -> Keys:
+    """Return the keys of a run with noise that is correlated over as many steps as its users allow.
+
+    Args:
+        count: users there are. Each step draws from a group of its own.
+    """
+    bands = max(1, min(keys[STEPS], int(count / keys["train.batch"])))
+    return {**keys, BANDS: bands, RATE: FASTER * keys[RATE]}
 
 
 def as_suggested(chosen: Mapping[float, Keys], keys: Keys) -> Keys:
@@ -47,3 +64,28 @@ def suggested(
         for epsilon, start in starts.items()
     }
     return shape.units, found
+
+
+def written(settings: str) -> str:
+    """Write in words what a search or a suggestion has chosen.
+
+    Args:
+        settings: the column of a row, in JSON.
+    """
+    found = json.loads(settings)
+    said = f"{found[STEPS]} steps"
+    if "train.batch" in found:
+        said += f" of {found['train.batch']:g} users"
+    if K in found:
+        said += f", {found[K]} row{'s' * (found[K] != 1)} of each"
+    is_correlated = found.get(NOISE) == CORRELATED
+    if RATE in found:
+        said += f", rate {(FASTER if is_correlated else 1) * found[RATE]:g}"
+    if found.get("privacy.sampling") == "bins":
+        said += ", each once an epoch"
+    if is_correlated:
+        said += ", correlated noise"
+    if found.get(BANDS, 1) > 1:
+        said += f", noise correlated over {found[BANDS]} steps"
+    mechanism = found.get("privacy.mechanism")
+    return f"{mechanism}: {said}" if mechanism else said

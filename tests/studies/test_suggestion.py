@@ -7,13 +7,12 @@ import pytest
 from studies.runner.findings import NOT_REPRODUCED, REPRODUCED, judged
 from studies.runner.grid import TRIAL
 from studies.runner.study import Scale, Work
+from studies.runner.suggested import BANDS
 from studies.suggestion import (
-    AVERAGED,
-    AVERAGES,
     CORRELATED,
     EPSILON,
     INDEPENDENT,
-    REFERENCE,
+    NOISE,
     SEARCHED,
     SUGGESTED,
     TEXT,
@@ -21,6 +20,7 @@ from studies.suggestion import (
     fitted,
     grids,
     predictions,
+    spent,
 )
 
 from studies import suggestion
@@ -40,20 +40,25 @@ def keys_of(grid):
 def test_every_setting_spends_the_same_but_where_the_budget_is_what_is_tried(tmp_path):
     own = {EPSILON: 0, K: 3, STEPS: 11, "train.batch": 100.0}
     chosen = {epsilon: dict(own) | {EPSILON: epsilon} for epsilon in (1.0, 3.0, 8.0)}
-    search, suggested, beside, *budgets = grids(Work(None, tmp_path, Scale.SMALL), chosen)
-    spent = {
-        name: {keys["train.batch"] * keys[K] * keys[STEPS] for keys in keys_of(grid)}
-        for name, grid in (("search", search), ("beside", beside))
-    }
-    assert spent == {"search": {3840}, "beside": {3840}}
+    search, suggested, *budgets = grids(Work(None, tmp_path, Scale.SMALL), 1700, chosen)
+    assert {keys["train.batch"] * keys[K] * keys[STEPS] for keys in keys_of(search)} == {3840}
     assert [{keys["train.batch"] * keys[STEPS] for keys in keys_of(grid)} for grid in budgets] == [
         {1920},
         {7680},
     ]
     assert [grid.seeds for grid in budgets] == [0, 0]  # trials alone
-    assert len(search.arms[0].trials()) == 12
+    assert len(search.arms[0].trials()) == 24
     assert [keys["train.batch"] for keys in keys_of(suggested)] == [100.0] * 3
     assert {keys[RATE] for keys in keys_of(suggested)} == {4e-3}
+
+
+def test_correlated_noise_has_as_many_bands_as_users_allow_and_a_higher_rate():
+    keys = {K: 1, STEPS: 32, RATE: 4e-3}
+    assert spent(3840, 1700, keys | {NOISE: INDEPENDENT}) == {**keys, "train.batch": 120.0}
+    found = spent(3840, 1700, keys | {NOISE: CORRELATED})
+    assert found == {**keys, "train.batch": 120.0, BANDS: 14, RATE: 8e-3}
+    assert spent(3840, 10**6, keys | {NOISE: CORRELATED})[BANDS] == 32
+    assert spent(3840, 50, keys | {NOISE: CORRELATED})[BANDS] == 1
 
 
 def made(steps, noise, rate=4e-3, constants=CONSTANTS, budget=3840):
@@ -88,17 +93,19 @@ def row(arm, epsilon, key, part, loss, settings, noise=0.6):
     }
 
 
-def measured(suggested=0.0, correlated=-0.1, averaged=0.0):
-    """Runs in which the rule holds, and the other arms are so far from the search."""
+def measured(suggested=0.0):
+    """Runs in which the rule holds, and the suggestion is so far from the search."""
     rows = []
     for epsilon, noise in ((8.0, 0.57), (3.0, 0.86), (1.0, 1.43)):
         for steps in (16, 32, 64):
             for rate in (2e-3, 4e-3):
                 trial = made(steps, noises(steps, noise), rate)
-                settings = {K: 1, STEPS: steps, RATE: rate}
+                settings = {K: 1, STEPS: steps, RATE: rate, NOISE: INDEPENDENT}
                 rows.append(row(SEARCHED, epsilon, TRIAL, "validation", trial.loss, settings, trial.noise))
-            settings = {K: 2, STEPS: steps, RATE: 4e-3}  # no part of the rule, which would be upset
-            rows.append(row(SEARCHED, epsilon, TRIAL, "validation", 0.0, settings, trial.noise))
+            more = {STEPS: steps, RATE: 4e-3}
+            for settings in ({K: 2, NOISE: INDEPENDENT} | more, {K: 1, NOISE: CORRELATED} | more):
+                # no part of the rule, which would be upset
+                rows.append(row(SEARCHED, epsilon, TRIAL, "validation", 0.0, settings, trial.noise))
         for key in (1, 2, 3):
             rows.append(row(SEARCHED, epsilon, key, "test", 5.0 + key / 100, settings))
             loss = 5.0 + suggested + key / 100 + key / 10_000
@@ -109,11 +116,6 @@ def measured(suggested=0.0, correlated=-0.1, averaged=0.0):
             settings = {STEPS: steps}
             arm = f"{budget:,} chunks"
             rows.append(row(arm, 3.0, TRIAL, "validation", trial.loss, settings, trial.noise))
-    beside = {REFERENCE: 0.0, INDEPENDENT: 0.0, CORRELATED: correlated}
-    beside |= {AVERAGED.format(*each): averaged for each in AVERAGES}
-    for arm, gap in beside.items():
-        for key in (1, 2, 3):
-            rows.append(row(arm, 8.0, key, "test", 5.0 + gap + key / 100 + len(arm) * key / 1e6, {}))
     return rows
 
 
@@ -132,14 +134,25 @@ def test_the_rule_predicts_what_was_left_out():
 
 def test_claims_follow_the_outcome():
     found = judged(suggestion.findings(measured()))
-    assert [each.verdict for each in found] == [REPRODUCED] * 9
-    found = judged(suggestion.findings(measured(suggested=0.1, correlated=0.1, averaged=-0.1)))
+    assert [each.verdict for each in found] == [REPRODUCED] * 4
+    found = judged(suggestion.findings(measured(suggested=0.1)))
     rule = 3
     verdicts = [each.verdict for each in found]
     assert verdicts.pop(rule) == REPRODUCED
-    assert verdicts == [NOT_REPRODUCED] * 8
+    assert verdicts == [NOT_REPRODUCED] * 3
 
 
 def test_a_difference_in_perplexity_is_that_of_the_run_keys(tmp_path):
     table = suggestion.tables(measured(suggested=math.log(1.05)))[0]
     assert table.cells[1][-1].startswith("+5.0%")
+
+
+def test_the_table_names_the_rate_and_the_bands_of_correlated_noise():
+    chosen = measured()
+    bands = {K: 1, STEPS: 32, "train.batch": 120, BANDS: 14, RATE: 0.0076}
+    for each in chosen:
+        if each["arm"] == SUGGESTED:
+            each["settings"] = json.dumps(bands)
+    cells = suggestion.tables(chosen)[0].cells
+    assert cells[0][3] == "64 steps, 1 row of each, rate 0.008, correlated noise"
+    assert cells[1][3] == "32 steps of 120 users, 1 row of each, rate 0.0076, noise correlated over 14 steps"

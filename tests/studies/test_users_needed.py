@@ -9,7 +9,7 @@ from studies.runner.grid import NOTHING, TRIAL
 from studies.runner.study import Scale, Work
 from studies.runner.texts import TEXTS
 from studies.runner.twins import EPSILON
-from studies.users_needed import BARE, NOISE, SEARCHED, STEPS, SUGGESTED, K, findings, grids, spent, tables
+from studies.users_needed import BARE, LENGTH, SEARCHED, STEPS, SUGGESTED, K, findings, grids, spent, tables
 
 NUMBERS = {"64 customers": 64, "256 customers": 256, "helpdesk": 1603}
 
@@ -47,7 +47,7 @@ def test_few_users_have_several_rows_each_and_many_have_one():
 
 def test_training_with_privacy_and_without_has_as_many_trials(tmp_path):
     private, _, bare = grids(Work(None, tmp_path, Scale.SMALL), "helpdesk", 1603, {})
-    assert len(private.arms[0].trials()) == len(bare.arms[0].trials()) == 6
+    assert len(private.arms[0].trials()) == len(bare.arms[0].trials()) == 12
     assert bare.at == bare.tuned_at == {EPSILON: (math.inf,)}
 
 
@@ -69,7 +69,7 @@ def rows(losses, noises):
     found = []
     for text, count in NUMBERS.items():
         common = {"text": text, "part": "test", "users": count, "settings": json.dumps({STEPS: 16})}
-        common |= {NOISE: noises[text]}
+        common |= {LENGTH: noises[text]}
         found.append(common | {"arm": NOTHING, "key": TRIAL, EPSILON: None, "loss": 6.0})
         searched, suggested = losses[text]
         for arm, epsilon, loss in (
@@ -78,7 +78,8 @@ def rows(losses, noises):
             (BARE, math.inf, 2.0),
         ):
             settings = {STEPS: 16, "train.batch": 9, K: 1, "privacy.sampling": "bins"}
-            settings = json.dumps(settings | {"privacy.mechanism": "uls"})
+            settings |= {"privacy.mechanism": "uls"}
+            settings = json.dumps(settings if arm == SUGGESTED else {STEPS: 16})
             for key in (1, 2, 3):
                 more = {"arm": arm, EPSILON: epsilon, "key": key, "loss": loss + key / 1000}
                 found.append(common | more | {"settings": settings})
@@ -134,7 +135,7 @@ def test_the_table_names_the_settings_of_both():
     said = [dict(zip(table.columns, cells, strict=True)) for cells in table.cells]
     assert {row["way"]: row["settings"] for row in said} == {
         SEARCHED: "16 steps",
-        SUGGESTED: "16 steps, uls: 9 users, 1 row of each, bins",
+        SUGGESTED: "uls: 16 steps of 9 users, 1 row of each, each once an epoch",
     }
     assert said[1]["against the search"].startswith("+22")
     assert said[0]["share of the gain"].startswith("50%")
