@@ -282,7 +282,7 @@ STUDY = Study(
     "bundled base model, trained whole. This is no test on new text: the planner's rule got its present form after "
     "runs on these customers were seen, and the highest rate that it takes without noise was chosen on them. The "
     "verdict's bounds were set after this study: before, the plan expected a part of the gain with 64 users, and 17% "
-    "was kept. The rates of the search fall linearly. So did those of the suggestion. Suggestions "
-    "have had a constant rate since the study `schedules`; this study was not repeated.",
+    "was kept. The rates of the search fall linearly. "
+    "A suggestion has a constant rate.",
     reads=("20newsgroups",),
 )

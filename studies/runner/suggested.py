@@ -73,7 +73,7 @@ def written(settings: str) -> str:
         settings: the column of a row, in JSON.
     """
     found = json.loads(settings)
-    said = f"{found[STEPS]} steps"
+    said = f"{found[STEPS]} step{'s' * (found[STEPS] != 1)}"
     if "train.batch" in found:
         said += f" of {found['train.batch']:g} users"
     if K in found:
