@@ -120,7 +120,7 @@ def _first(draw: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
 
 @contextmanager
 def _unbounded() -> Iterator[None]:
-    """Use all rows of a unit where some were counted, or clip each of its rows by itself."""
+    """Use all rows of some units where some rows of all were counted, or clip each row of a unit by itself."""
     draw = UnitSampler.draw
 
     def row_by_row(self: UnitSampler, step: int) -> Draw:
@@ -129,8 +129,12 @@ def _unbounded() -> Iterator[None]:
         ones = np.ones(len(drawn.rows), np.float32)
         return replace(drawn, group=np.arange(len(drawn.rows)), weight=ones, unit_ids=ids)
 
-    def all_rows(rule: str, graph: Any, cap: int, *rest: Any, **more: Any) -> np.ndarray:
-        return select(rule, graph, graph.n_rows, *rest, **more)
+    def whole_units(rule: str, graph: Any, cap: int, *rest: Any, **more: Any) -> np.ndarray:
+        counted = select(rule, graph, cap, *rest, **more)  # another number of rows would stop the run
+        rows = select(rule, graph, graph.n_rows, *rest, **more)
+        place = np.random.default_rng(0).permutation(graph.n_units)
+        units = np.array([graph.owners_of(row)[0] for row in rows])
+        return rows[np.argsort(place[units], kind="stable")][: len(counted)]
 
     def all_rates(self: WeightedRows, graph: Any, key: Any, phase: str, score: Any) -> RowSampler:
         rates = OwnRates(np.full(graph.n_rows, min(1.0, self.batch / graph.n_rows)))
@@ -138,7 +142,7 @@ def _unbounded() -> Iterator[None]:
 
     with (
         patch.object(UnitSampler, "draw", row_by_row),
-        patch("confide.privacy.mechanisms.rows.select", all_rows),
+        patch("confide.privacy.mechanisms.rows.select", whole_units),
         patch.object(WeightedRows, "sampler", all_rates),
     ):
         yield

@@ -3,7 +3,16 @@
 import numpy as np
 import pytest
 import torch
-from studies.audit import HALF_NOISE, NO_CLIPPING, SAMPLING, SOUND, detected, put_in
+from studies.audit import (
+    HALF_NOISE,
+    MECHANISMS,
+    NO_CLIPPING,
+    SAMPLING,
+    SOUND,
+    UNBOUNDED,
+    detected,
+    put_in,
+)
 from studies.code_base import ON, imports_room, left, own_names
 from studies.owners import GREEDY, PROGRAM, SPREAD, K, kept_ratios
 from studies.runner.findings import NOT_REPRODUCED, REPRODUCED, judged
@@ -11,6 +20,9 @@ from studies.secret_protection import BLOW_UP, POSTERIORS, PRIOR, C, chosen_c, e
 from torch import nn
 
 from confide.clipping import ClippedSum
+from confide.config.loading import check
+from confide.data.unit_graph import GraphWriter, UnitGraph
+from confide.privacy import mechanisms
 from confide.privacy.row_weights import need
 from confide.privacy.sampling import Sampling
 from confide.randomness.streams import RunKey
@@ -141,6 +153,32 @@ def test_the_same_draw_is_made_in_every_step():
         with put_in(fault):
             one, other = (sampling.draw(60, key, "main", number) for number in (0, 1))
             assert np.array_equal(one, other) is same
+
+
+def most_groups_of_a_unit(draw):
+    """Rows hold the number of their unit."""
+    first = np.flatnonzero(np.diff(draw.group, prepend=-1))
+    return int(np.bincount([draw.rows[place][0] for place in first]).max(initial=0))
+
+
+@pytest.mark.parametrize("mechanism", ["els", "group", "owners", "uls"])
+def test_an_unbounded_unit_gives_more_than_was_counted_and_all_give_as_many_rows(tmp_path, mechanism):
+    with GraphWriter(tmp_path / "graph", vocabulary=20) as writer:
+        for row in range(80):
+            writer.add(np.array([row // 4, 1]), f"unit {row // 4}")
+    graph = UnitGraph.open(tmp_path / "graph")
+    settings = {"mechanism": mechanism, "epsilon": 2.0, "delta": 1e-3, **MECHANISMS[mechanism]}
+    raw = {"data": {"train": "x", "unit": "u"}, "privacy": settings, "train": {"steps": 1, "batch": 10.0}}
+    own, key = mechanisms.build(check(raw)), RunKey.from_text("x")
+    most, rows = {}, {}
+    for fault in (SOUND, UNBOUNDED):
+        with put_in(fault):
+            sampler = own.sampler(graph, key, "main", lambda: None)
+            draws = [sampler.draw(number) for number in range(40)]
+        most[fault] = max(map(most_groups_of_a_unit, draws))
+        rows[fault] = sum(len(draw.rows) for draw in draws)
+    assert rows[UNBOUNDED] == pytest.approx(rows[SOUND], rel=0.2)
+    assert most == {SOUND: 1, UNBOUNDED: 4}
 
 
 def test_rates_of_detection_have_exact_intervals():
