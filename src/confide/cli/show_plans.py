@@ -86,6 +86,7 @@ def plan(found: dict[str, Any]) -> None:
         f"needs about {found['memory_bytes'] / 2**30:.2f} GiB of memory at the peak of a step (estimate), of which "
         f"weights {parts['weights']}, sums and states of what trains {parts['trained']}, activations "
         f"{parts['activations']}, logits {parts['logits']}"
+        + (f", gaps {parts['gaps']}" if found["memory"]["gaps"] else "")
     )
     if "devices" in found:
         _devices(found["devices"])

@@ -5,6 +5,9 @@
     activations  c + r (a T + b T^2), for r rows of T tokens in a micro-batch
     logits       4 V bytes a token, or 6 if the model computes in 16 bits: its logits, and their copy in float32. Where
                  the loss is computed in chunks, 8 V or 10 V a token of one chunk, with its probabilities
+    gaps         4 (V + 11 d L) bytes a token, on a CPU alone, of a model with width d and L layers: what the process
+                 holds besides, since it keeps freed memory (`utils/allocator.py`). This was fitted to peaks of
+                 processes that train LoRA of four small models, with gradient checkpointing and without
 
 `kept` finds a, b and c: what autograd keeps in passes over made-up rows of three short lengths, apart from the weights.
 The probabilities of every token, which become its gradient, are part of that.
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from confide.config.schema import Config
 
 _LENGTHS = (8, 16, 24)  # tokens of made-up rows
+_GAPS = 11  # float32 values per token and layer, in units of the width
 
 
 @dataclass(frozen=True)
@@ -52,27 +56,33 @@ class Memory:
     trained: int
     activations: int
     logits: int
+    gaps: int = 0
 
     @property
     def whole(self) -> int:
         return sum(asdict(self).values())
 
 
-def memory(config: "Config", size: Size, kept: Kept | None = None, chunk: int = 0) -> Memory:
+def memory(
+    config: "Config", size: Size, kept: Kept | None = None, chunk: int = 0, on_cpu: bool = False
+) -> Memory:
     """Estimate the bytes at the peak of a step; without `kept`, by a fit to GPT-2.
 
     Args:
         chunk: tokens whose logits are made at a time; 0 for all at once. `kept` must be of such passes.
+        on_cpu: count the gaps of the process's memory as well. Without `kept`, the fit has them.
     """
     train = config.train
     tokens = MOST["cpu"] if train.micro_tokens == "auto" else train.micro_tokens
     predicts = not registry.task_facts(config.task).has_classes
-    trained = 4 * size.trainable * (2 + optimizer_copies(config))
+    trained, gaps = 4 * size.trainable * (2 + optimizer_copies(config)), 0
     if kept is not None:
         each = min(config.data.max_length, tokens)
         activations = kept.of(tokens / each, each)
         each_token = (6 if config.base.precision != "float32" else 4) + (4 if chunk else 0)
         logits = each_token * size.vocabulary * min(tokens, chunk or tokens)
+        if on_cpu:
+            gaps = 4 * (predicts * size.vocabulary + _GAPS * size.width * size.layers) * tokens
     else:
         # Float32 values per token and layer, in units of the width: what autograd keeps (Korthikanti et al. 2022
         # count 34 bytes at half precision), and what the clipping keeps besides, which checkpoints do not drop.
@@ -80,7 +90,7 @@ def memory(config: "Config", size: Size, kept: Kept | None = None, chunk: int = 
         values = 34 if config.adapter.kind == "lora" else 14 if train.gradient_checkpointing else 20
         activations = 4.0 * values * size.width * size.layers * tokens
         logits = 2 * 4 * size.vocabulary * tokens  # logits, and the softmax that becomes their gradient
-    return Memory(size.weights_bytes, trained, int(activations), logits * predicts)
+    return Memory(size.weights_bytes, trained, int(activations), logits * predicts, gaps)
 
 
 def kept(model: nn.Module, task: Task, longest: int) -> Kept:

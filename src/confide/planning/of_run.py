@@ -40,10 +40,11 @@ def planned(
         check_factors(run.config.train.rate_factors, model)
         shape, size = prepared.train.shape(), Size.of(model)
         task: Task = registry.task(run.config.task).of(model, tokenizer, run.config.train.precision)
-        chunk = _chunk(model, task, "cuda" if torch.cuda.is_available() else "cpu")
+        here = "cuda" if torch.cuda.is_available() else "cpu"
+        chunk = _chunk(model, task, here)
         kept = _kept(run, model, task, chunk)
         with console.track("settings compared") as track:
-            found = plan(run.config, shape, size, track, times_users, kept, chunk)
+            found = plan(run.config, shape, size, track, times_users, kept, chunk, here == "cpu")
         if "larger_priors" in found.outlook:
             write_text(run.root / "program.svg", program_svg(found.to_json()))
         if kinds is not None:

@@ -167,6 +167,7 @@ def plan(
     times_users: Sequence[float] = (),
     kept: Kept | None = None,
     chunk: int = 0,
+    on_cpu: bool = False,
 ) -> Plan:
     """Plan the config's own setting and its neighbours at the same target.
 
@@ -177,6 +178,7 @@ def plan(
         times_users: factor on the number of units, for `Plan.what_if`.
         kept: what autograd was seen to keep of a row.
         chunk: tokens whose logits are made at a time; 0 for all at once.
+        on_cpu: the run trains on a CPU.
 
     Raises:
         InputError: the mechanism cannot run on such data, or no noise meets the target.
@@ -208,7 +210,7 @@ def plan(
         ),
         neighbours=tuple(found),
         what_if=tuple(_with_users(factor, chosen) for factor in times_users),
-        memory=memory(config, size, kept, chunk),
+        memory=memory(config, size, kept, chunk, on_cpu),
         gradients_bytes=4 * shape.units * size.trainable if chosen.aggregation().radii else None,
         warnings=tuple(warnings(chosen, config)),
         outlook=mechanism.outlook(shape),
