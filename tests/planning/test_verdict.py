@@ -48,7 +48,7 @@ def test_a_mechanism_that_protects_rows_is_judged_by_rows():
 @pytest.mark.parametrize(
     ("units", "rate", "delta", "near", "expect"),
     [
-        (8155, 400 / 8103, 1.9e-6, 1.29, "most"),  # a run of docs/results/earlier.md
+        (8155, 400 / 8103, 1.9e-6, 1.29, "most"),  # an earlier run
         (1603, 192 / 1603, 1e-5, 3.1, "part"),  # customers of `confide study user-level`
         (254, 120 / 254, 4.24e-5, 11.8, "part"),
         (117, 60 / 117, 2.8e-6, 33.7, "little"),  # mail, which kept more than that: 30%
