@@ -1,9 +1,11 @@
 """What privacy has cost, in short: a share of the gain of the same training without privacy."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from confide.reporting.facts import Measured
-from confide.reporting.verdict import _short_cost
+from confide.reporting.verdict import _cost, _short_cost
 
 
 def measured(private, twin):
@@ -24,3 +26,15 @@ def measured(private, twin):
 )
 def test_a_twin_that_did_worse_is_no_measure(private, twin, said):
     assert _short_cost(measured(private, twin)) == said
+
+
+def test_a_folder_without_a_record_of_steps_says_so():
+    """The folder of a sweep: its trials have the records."""
+    claim = SimpleNamespace(steps=10)
+    nothing = Measured(None, {}, [], [], None, None, "")
+    found = _cost(SimpleNamespace(guarantee=claim, measured=nothing))
+    assert found.short == "Not recorded here"
+    assert found.sentences[0] == "Training took 10 steps."
+    assert "0 seconds" not in " ".join(found.sentences)
+    with_record = _cost(SimpleNamespace(guarantee=claim, measured=measured(4.0, None)))
+    assert with_record.sentences[0] == "Training took 10 steps and 2 seconds."

@@ -239,6 +239,9 @@ def _cost(facts: Facts) -> Answer:
             ),
             steps,
         )
+    if not measured.steps:
+        where = "Its steps and what they measured are not recorded in this folder: a sweep has them in its trials."
+        return Answer("What did it cost?", "Not recorded here", (f"Training took {steps}.", where), steps)
     sentences = [f"Training took {steps} and {span(measured.seconds)}."]
     sentences += _quality(measured)
     return Answer("What did it cost?", _short_cost(measured), tuple(sentences), steps)
