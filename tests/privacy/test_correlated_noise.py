@@ -418,6 +418,26 @@ def test_verify_knows_its_noise_and_notices_another(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(BandedNoise, "take_back", lambda *given: None)
         assert not noise_passes(job)
-    with monkeypatch.context() as patch:
-        patch.setattr("confide.privacy.mechanisms.values.sensitivity", lambda *bands: 1.0)
+    with monkeypatch.context() as patch:  # everywhere, as if the function itself were wrong
+        for where in ("privacy.mechanisms.values", "privacy.mechanisms.base", "privacy.correlated_noise"):
+            patch.setattr(f"confide.{where}.sensitivity", lambda *bands: 1.0)
         assert not noise_passes(job)
+
+
+def test_verify_sees_that_old_noise_is_not_taken_back(tmp_path, monkeypatch):
+    """With 24 bands the noise of a step is taken back for the last time 23 steps later."""
+    job = Job.of(Run(config(tmp_path / "a", privacy__bands=24, train__batch=1.0)), QUIET)
+    assert noise_passes(job)
+    whole = correlated_noise.coefficients
+    short = lambda bands, exponent=0.5: [*whole(16, exponent), *[0.0] * (bands - 16)]  # noqa: E731
+    monkeypatch.setattr(correlated_noise, "coefficients", short)
+    assert not noise_passes(job)
+
+
+def test_verify_sees_draws_that_ignore_the_groups(tmp_path, monkeypatch):
+    job = Job.of(Run(config(tmp_path / "a", privacy__bands=3)), QUIET)
+    draw = Sampling.draw
+    all_groups = lambda self, *given: draw(replace(self, rate=self.rate * self.bands, bands=1), *given)  # noqa: E731
+    monkeypatch.setattr(Sampling, "draw", all_groups)
+    checks = {each["name"]: each["ok"] for each in verify.verify(job)["checks"]}
+    assert [name for name, passed in checks.items() if not passed] == ["draws are those that are accounted for"]

@@ -14,11 +14,15 @@ from confide.clipping import products as products_of_factors
 from confide.config.loading import check
 from confide.models import loading as models
 from confide.models.fast import onednn as products
+from confide.privacy.mechanisms import rows
 from confide.privacy.mechanisms.uls import UserLevelSampling
 from confide.privacy.mechanisms.values import Aggregation
+from confide.privacy.sampling import Sampling
+from confide.privacy.selection import select
 from confide.runs import verify
 from confide.runs.folder import Run
 from confide.runs.job import Job
+from confide.training.step import PrivateStep
 from confide.utils.console import Console
 from tests import small
 from tests.quick import everywhere, needs_onednn
@@ -33,7 +37,9 @@ NAMES = {
     "step": "a step divides the clipped sum by a constant",
     "noise": "noise of the stated size",
     "empty": "an empty draw is a noise-only step",
+    "draws": "draws are those that are accounted for",
 }
+ROWS_IN_USE = "no unit has more rows in use than are counted"  # where rows are drawn
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +132,8 @@ def test_all_is_well(job, kind, task, mechanism, adapter):
     found = verify.verify(made)
     assert [(c["name"], c["detail"]) for c in found["checks"] if not c["ok"]] == []
     assert found["ok"]
-    assert [c["name"] for c in found["checks"]] == list(NAMES.values())
+    names = [c["name"] for c in found["checks"] if c["name"] != ROWS_IN_USE]
+    assert names == list(NAMES.values())
     assert 0 < found["max_relative_error"] < 1e-5
     for name, value in made.model.state_dict().items():
         assert torch.equal(value, before[name]), name
@@ -270,7 +277,7 @@ def test_the_model_is_as_before_even_if_a_check_breaks(job, monkeypatch):
     def broken(*args):
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(verify, "_noise", broken)
+    monkeypatch.setattr(verify, "noise_check", broken)
     with pytest.raises(RuntimeError):
         verify.verify(made)
     assert all(torch.equal(value, before[name]) for name, value in made.model.state_dict().items())
@@ -310,3 +317,37 @@ def test_a_sum_that_is_off_by_more_than_scales_is_seen_where_norms_are_rounded_u
     monkeypatch.setattr(clipping.ClippedSum, "_scale", lambda self, norms: scale(self, norms * 1.01))
     monkeypatch.setattr(clipping.ClippedSum, "take", crooked)
     assert not verify.verify(made)["ok"]
+
+
+# noise and draws -----------------------------------------------------------------------------------------------
+def failed(made) -> set[str]:
+    return {c["name"] for c in verify.verify(made)["checks"] if not c["ok"]}
+
+
+def test_noise_that_comes_back_after_some_steps_is_seen(job, monkeypatch):
+    """Steps 0 and 1 have noise of their own, and step 2 has that of step 0."""
+    sources = PrivateStep._with_sources
+    again = lambda self, vectors, step: sources(self, vectors, step % 2)  # noqa: E731
+    monkeypatch.setattr(PrivateStep, "_with_sources", again)
+    assert failed(job()) == {NAMES["noise"]}
+
+
+def test_a_sampler_that_repeats_its_draws_is_seen(job, monkeypatch):
+    draw = Sampling.draw
+    monkeypatch.setattr(Sampling, "draw", lambda self, n, key, phase, step: draw(self, n, key, phase, 0))
+    assert failed(job()) == {NAMES["draws"]}
+
+
+def test_a_sampler_that_draws_more_than_is_accounted_for_is_seen(job, monkeypatch):
+    draw = Sampling.draw
+    more = lambda self, *a: draw(replace(self, rate=min(1.0, 1.6 * self.rate)), *a)  # noqa: E731
+    monkeypatch.setattr(Sampling, "draw", more)
+    assert failed(job()) == {NAMES["draws"]}
+
+
+def test_units_with_more_rows_than_are_counted_are_seen(job, monkeypatch):
+    some = lambda rule, graph, cap, *rest, **more: select(rule, graph, graph.n_rows, *rest, **more)[:count]  # noqa: E731
+    made = job("gpt2", mechanism="els")
+    count = made.setting.parameters.rows
+    monkeypatch.setattr(rows, "select", some)
+    assert failed(made) == {ROWS_IN_USE}

@@ -6,33 +6,39 @@ time, and the numbers of the config itself.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import product
 
 import numpy as np
 import torch
 from scipy.optimize import lsq_linear
-from scipy.stats import chi2
 
 from confide.clipping import ClippedSum
 from confide.models import adapters
 from confide.models import loading as models
 from confide.models.base import computes_coarsely, in_float32
 from confide.models.fast.activations import original_layers
-from confide.privacy.correlated_noise import coefficients, sensitivity
 from confide.privacy.mechanisms.concentration import ConcentrationAggregation
 from confide.privacy.mechanisms.values import Aggregation
 from confide.privacy.sampling import Draw, StopTraining
 from confide.runs.job import Job
+from confide.runs.verify_draws import draw_checks
 from confide.runs.verify_histograms import histogram_checks
+from confide.runs.verify_noise import empty_draw_check, noise_check
+from confide.runs.verify_steps import (
+    PHASE,
+    Check,
+    combine,
+    is_private,
+    scale,
+    take,
+    take_and_undo,
+)
 from confide.training.microbatch import micro_batch
-from confide.training.optimisation import Optimisation
 from confide.training.packing import Pack, pack
-from confide.training.step import PrivateStep
 from confide.training.tasks import Batch, each_row
 from confide.utils.errors import InputError
 
-PHASE = "verify"
 TOLERANCE = 1e-4  # tolerance of fast sums and losses against slow ones, in float32
 IN_BF16 = 0.05  # the same in bf16: rows alone and rows together are rounded differently
 _FEW_TOKENS = 3  # a row of two predicts its second token from the first alone
@@ -40,20 +46,8 @@ _ROUNDED = 1e-6  # what float32 makes of a gradient of zero, over the others
 # By how much, relatively, a norm may be overestimated: half of what clipping.slot allows for.
 ROUNDED_UP = 0.03
 UNITS, ROWS = 4, 16  # number of units tested, and rows of each
-ALARM = 1e-9  # probability that correct noise fails the check
-ENOUGH, MOST_STEPS = 1_000_000, 16  # number of noise values that suffice, and the most steps taken for them
-KEPT = 10_000  # values of a parameter kept to compare two steps
 
 Gradient = Mapping[str, torch.Tensor]
-
-
-@dataclass(frozen=True)
-class Check:
-    """One check: its name, whether it passed, and the observed result."""
-
-    name: str
-    ok: bool
-    detail: str
 
 
 def verify(job: Job) -> dict[str, object]:
@@ -94,8 +88,9 @@ def _verified(job: Job) -> tuple[float, list[Check]]:
             error = _clipping(precise, draw, slow)
             checks = [_as_a_loop(draw, error, TOLERANCE), *coarse, _rows_alone(precise, draw)]
             checks += [_coverage(precise, draw, before, slow)]
-            step = _compared if _combine(job).radii else _step
-            checks += [step(precise, draw, slow), _noise(precise, draw), _empty_draw(precise)]
+            step = _compared if combine(job).radii else _step
+            checks += [step(precise, draw, slow), noise_check(precise, draw), empty_draw_check(precise)]
+            checks += [Check(*each) for each in draw_checks(job)]
     finally:
         with torch.no_grad():
             for name, parameter in job.model.named_parameters():
@@ -191,9 +186,9 @@ def _norm(gradient: Gradient) -> float:
 def _slow_sum(slow: list[dict[str, torch.Tensor]], scales: Sequence[float]) -> dict[str, torch.Tensor]:
     """Sum the units' gradients, each times its scale: float64 by parameter name."""
     total: dict[str, torch.Tensor] = {}
-    for gradient, scale in zip(slow, scales, strict=True):
+    for gradient, factor in zip(slow, scales, strict=True):
         for name, values in gradient.items():
-            total[name] = total.get(name, 0.0) + values.double() * scale
+            total[name] = total.get(name, 0.0) + values.double() * factor
     return total
 
 
@@ -302,7 +297,7 @@ def _coverage(job: Job, draw: Draw, before: Gradient, slow: Sequence[Gradient]) 
     stirred = {name: p.detach().clone() for name, p in job.model.named_parameters()}
     config = job.run.config
     wanted = adapters.wanted(job.model, config.adapter, config.task)
-    _take(job, [draw], Aggregation(None, 0.0, 1.0))
+    take(job, [draw], Aggregation(None, 0.0, 1.0))
     moved = {name for name, p in job.model.named_parameters() if not torch.equal(p, stirred[name])}
     with torch.no_grad():
         for name, parameter in job.model.named_parameters():
@@ -330,82 +325,13 @@ def _faint(gradients: Sequence[Gradient]) -> set[str]:
     return {name for name, norm in norms.items() if norm <= _ROUNDED * most}
 
 
-@dataclass(frozen=True)
-class _Fixed:
-    """A sampler that draws what it is told, then nothing."""
-
-    draws: list[Draw]
-
-    def draw(self, step: int) -> Draw:
-        nothing = Draw([], np.zeros(0, np.int64), np.zeros(0, np.float32))
-        return self.draws[step] if step < len(self.draws) else nothing
-
-    def possible_rows(self) -> None:
-        return None
-
-
-def _combine(job: Job) -> Aggregation:
-    return job.mechanism.aggregation(job.setting.parameters, job.setting.noise_multiplier)
-
-
-def _same_noise(job: Job) -> Aggregation:
-    """Return an aggregation with the job's own noise that compares no units: a few drawn ones are not all of them."""
-    aggregation = _combine(job)
-    return Aggregation(1.0, aggregation.noise_scale, aggregation.scale) if aggregation.radii else aggregation
-
-
-def _take(job: Job, draws: list[Draw], aggregation: Aggregation, number: int = 0) -> dict[str, torch.Tensor]:
-    """Take step `number` on these draws. Return the noised and scaled vectors that moved the weights, by name."""
-    config = job.run.config
-    step = PrivateStep(
-        job.model,
-        job.task,
-        _Fixed(draws),
-        aggregation,
-        Optimisation(MOST_STEPS + 1, 1e-3),
-        job.key,
-        PHASE,
-        config.privacy.noise,
-        job.micro_tokens,
-    )
-    seen: dict[str, torch.Tensor] = {}
-
-    def look(draw: Draw) -> None:
-        seen.update({n: p.grad.clone() for n, p in step.parameters.items() if p.grad is not None})
-
-    step(number, before_update=look)
-    return seen
-
-
-def _private(job: Job) -> bool:
-    """Return True if steps clip: ordinary ones, on text without anything sensitive, do not."""
-    return _combine(job).clip_norm is not None
-
-
-def _stated_noise(job: Job) -> float:
-    """Return the standard deviation of the noise on the update, from the numbers of the config and the claim."""
-    privacy, s = job.run.config.privacy, job.setting.noise_multiplier
-    if _combine(job).radii:
-        assert privacy.tau is not None
-        return s * privacy.tau / job.setting.parameters.units
-    moved = sensitivity(privacy.bands, job.mechanism.exponent)
-    return s * privacy.clip_norm * moved * _scale(job) if _private(job) else 0.0
-
-
-def _scale(job: Job) -> float:
-    """Return the factor of the clipped and noised sum, from the config: 1 / divisor, times 1 / C if normalised."""
-    privacy = job.run.config.privacy
-    divisor = job.mechanism.divisor or job.setting.parameters.expected_batch
-    return 1 / divisor / (privacy.clip_norm if privacy.normalised and _private(job) else 1.0)
-
-
 def _step(job: Job, draw: Draw, slow: list[dict[str, torch.Tensor]]) -> Check:
     """Check a step without noise against the formula: (sum of clipped gradients) / (expected batch)."""
-    clip = job.run.config.privacy.clip_norm if _private(job) else None
-    fast = _take_and_undo(job, [draw], replace(_combine(job), noise_multiplier=0.0))
-    error = _error(job, fast, slow, clip, _scale(job))
+    clip = job.run.config.privacy.clip_norm if is_private(job) else None
+    fast = take_and_undo(job, [draw], replace(combine(job), noise_multiplier=0.0))
+    error = _error(job, fast, slow, clip, scale(job))
     said = f"clip norm {clip:g}" if clip is not None else "nothing clipped"
-    detail = f"{said}, times {_scale(job):.4g} whatever was drawn: relative error {error:.2e}"
+    detail = f"{said}, times {scale(job):.4g} whatever was drawn: relative error {error:.2e}"
     return Check("a step divides the clipped sum by a constant", error <= TOLERANCE, detail)
 
 
@@ -414,87 +340,13 @@ def _compared(job: Job, draw: Draw, slow: list[dict[str, torch.Tensor]]) -> Chec
     vectors = [torch.cat([g.flatten().double() for _, g in sorted(unit.items())]) for unit in slow]
     widest = max(float((a - b).norm()) for a in vectors for b in vectors)
     # Without Laplace noise, which with so few users would end the run by chance.
-    aggregation = _combine(job)
+    aggregation = combine(job)
     assert isinstance(aggregation, ConcentrationAggregation)
     aggregation = replace(aggregation, noise_multiplier=0.0, users=len(slow), epsilon=math.inf)
     near, far = replace(aggregation, tau=1.01 * widest + 1e-30), replace(aggregation, tau=1e-3 * widest)
     expected = _slow_sum(slow, [1 / len(slow)] * len(slow))
-    error = _difference(job, _take_and_undo(job, [draw], near), expected)
-    ended = widest == 0 or not _take_and_undo(job, [draw], far)
+    error = _difference(job, take_and_undo(job, [draw], near), expected)
+    ended = widest == 0 or not take_and_undo(job, [draw], far)
     end = "it ends" if ended else "it does not end"
     detail = f"the mean of {len(slow)} users: relative error {error:.2e}; {end} where they are far apart"
     return Check("a step is the mean of the users that are kept", error <= TOLERANCE and ended, detail)
-
-
-def _noise(job: Job, draw: Draw) -> Check:
-    """Check that the noise of steps has the stated standard deviation, in each parameter, fresh each time.
-
-    Noise that is correlated over steps must have the deviation that its matrix gives it.
-    """
-    name = "noise of the stated size"
-    stated = _stated_noise(job)
-    if stated == 0:
-        quiet = not any(bool(v.any()) for v in _take(job, [], _same_noise(job)).values())
-        return Check(name, quiet, "no noise is claimed, none is added" if quiet else "there is noise")
-    clean = _take_and_undo(job, [draw], replace(_same_noise(job), noise_multiplier=0.0))
-    squares, counts = dict.fromkeys(clean, 0.0), dict.fromkeys(clean, 0)
-    first: dict[str, torch.Tensor] = {}
-    repeats: list[str] = []
-    matrix = coefficients(job.run.config.privacy.bands, job.mechanism.exponent)
-    said: dict[str, list[torch.Tensor]] = {key: [] for key in clean}
-    steps, few = 0, min(max(2, len(matrix) + 1), MOST_STEPS)
-    while steps < few or (steps < MOST_STEPS and sum(counts.values()) < ENOUGH):
-        # The first step holds rows, the others none. Noise must go into both.
-        for key, values in _take_and_undo(job, [draw], _same_noise(job), steps).items():
-            noise = (values.double() - clean[key]) / stated if steps == 0 else values.double() / stated
-            if len(matrix) > 1:
-                said[key] = [noise.flatten()[:KEPT], *said[key][: len(matrix) - 1]]
-                noise = torch.stack([c * own for c, own in zip(matrix, said[key], strict=False)]).sum(0)
-            squares[key] += float((noise**2).sum())
-            counts[key] += noise.numel()
-            start = noise.flatten()[:KEPT]
-            if steps == 0:
-                first[key] = start
-            elif steps == 1 and len(start) > 1 and torch.allclose(start, first[key], atol=1e-3):
-                repeats.append(key)
-        steps += 1
-    wrong = [key for key in counts if not _plausible(squares[key], counts[key], len(counts))]
-    n = sum(counts.values())
-    measured = (sum(squares.values()) / max(n, 1)) ** 0.5 * stated
-    ok = n > 0 and not wrong and not repeats and _plausible(sum(squares.values()), n, 1)
-    detail = f"standard deviation {measured:.6g} over {n:,} values, stated {stated:.6g}"
-    if wrong:
-        detail += f"; another in {', '.join(wrong[:5])}"
-    if repeats:
-        detail += f"; the same in two steps in {', '.join(repeats[:5])}"
-    return Check(name, ok, detail)
-
-
-def _take_and_undo(
-    job: Job, draws: list[Draw], aggregation: Aggregation, number: int = 0
-) -> dict[str, torch.Tensor]:
-    kept = {name: p.detach().clone() for name, p in models.trainable(job.model).items()}
-    try:
-        return _take(job, draws, aggregation, number)
-    finally:
-        with torch.no_grad():
-            for name, parameter in models.trainable(job.model).items():
-                parameter.copy_(kept[name])
-
-
-def _plausible(squares: float, n: int, tests: int) -> bool:
-    """Return True if n standard normal values may have this sum of squares, with room for float32 rounding."""
-    slack = 1e-4 * n
-    low, high = chi2.cdf(squares + slack, n), chi2.sf(squares - slack, n)
-    return bool(min(low, high) > ALARM / tests)
-
-
-def _empty_draw(job: Job) -> Check:
-    """Check that a step that draws nothing is taken: with noise if noise is claimed."""
-    before = {name: p.detach().clone() for name, p in models.trainable(job.model).items()}
-    _take(job, [], _same_noise(job))
-    after = models.trainable(job.model)
-    moved = sum(int(not torch.equal(before[name], after[name])) for name in before)
-    noisy = _stated_noise(job) > 0
-    ok = moved == len(before) if noisy else moved == 0
-    return Check("an empty draw is a noise-only step", ok, f"{moved} of {len(before)} parameters moved")
