@@ -440,4 +440,25 @@ def test_verify_sees_draws_that_ignore_the_groups(tmp_path, monkeypatch):
     all_groups = lambda self, *given: draw(replace(self, rate=self.rate * self.bands, bands=1), *given)  # noqa: E731
     monkeypatch.setattr(Sampling, "draw", all_groups)
     checks = {each["name"]: each["ok"] for each in verify.verify(job)["checks"]}
-    assert [name for name, passed in checks.items() if not passed] == ["draws are those that are accounted for"]
+    assert [name for name, passed in checks.items() if not passed] == [
+        "draws are those that are accounted for"
+    ]
+
+
+def test_a_run_does_not_go_on_with_another_generator_or_exponent(tmp_path, monkeypatch):
+    """Noise by another generator would not take back what was added; another exponent is another matrix."""
+    for name, change, words in (
+        ("generator", ("confide.runs.loop.generator", lambda *given: "dice"), "cannot take the former back"),
+        ("exponent", ("confide.privacy.mechanisms.base.exponent_for", lambda *given: 0.66), "exponent"),
+    ):
+        run = Run(config(tmp_path / name, privacy__bands=3, train__optimizer="sgd"))
+        fine_tune(run, QUIET, until=11)
+        with monkeypatch.context() as patch:
+            patch.setattr(*change)
+            with pytest.raises(InputError, match=words):
+                fine_tune(run, QUIET)
+        assert fine_tune(run, QUIET).finished
+    plain = Run(config(tmp_path / "plain"))
+    fine_tune(plain, QUIET, until=12)
+    monkeypatch.setattr("confide.runs.loop.generator", lambda *given: "dice")
+    assert fine_tune(plain, QUIET).finished  # each step has noise of its own

@@ -425,7 +425,8 @@ def _assumptions(
         yield (
             "noise",
             f"correlated over {asked.bands} steps; its multiplier is relative to the distance by which one clipped "
-            f"gradient moves the release, {at_least(mechanism.sensitivity, 6)} clip norms at a constant learning rate",
+            f"gradient moves the release, {at_least(mechanism.sensitivity, 6)} clip norms with adamw (sgd has other "
+            "coefficients)",
         )
     if mechanism.histograms is not None:
         yield (

@@ -151,7 +151,7 @@ def suggest(
     found = sorted([*(_best(each, target, config) for each in found[:DEALT]), *found[DEALT:]], key=_order)
     first = found[0]
     nearly = [each.mechanism.steps for each in found if first.progress - each.progress < NEARLY]
-    correlated = None if _knows_rate(config) else _correlated(first, target, config)
+    correlated = None if _knows_rate(config) or _is_watched(config) else _correlated(first, target, config)
     return {
         "budget_rows": budget,
         "considered": considered,
@@ -196,10 +196,15 @@ def _to_write(peak: float) -> float:
     return float(f"{peak:.2g}")
 
 
+def _is_watched(config: "Config") -> bool:
+    """Return True if an audit will read the noised sums: that takes Poisson draws and independent noise."""
+    return config.canaries is not None and config.canaries.white_box
+
+
 def _best(each: Candidate, target: Target, config: "Config") -> Candidate:
     """Return the best of a setting's kin: dealt into bins, or with correlated noise where the rule knows its rate."""
-    if config.canaries is not None and config.canaries.white_box:
-        return each  # such an audit takes Poisson draws and independent noise
+    if _is_watched(config):
+        return each
     kin = [target.dealt(each)]
     if _knows_rate(config):
         kin += target.correlated(each, _warmup(config, each.mechanism.steps))

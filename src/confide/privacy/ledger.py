@@ -133,6 +133,19 @@ class Ledger:
                 f"{self.path} does not record every step: lines are missing, and it cannot be trusted"
             )
 
+    def refuse_another_generator(self, generator: str) -> None:
+        """Check that all steps so far had the noise of one generator, where later noise takes back earlier noise.
+
+        Raises:
+            InputError: one had another.
+        """
+        others = {entry.get("generator", generator) for entry in self.entries[1:]} - {generator}
+        if others:
+            raise InputError(
+                f"privacy.bands: steps of this run were taken with noise by {min(others)}, and would go on with noise "
+                f"by {generator}, which cannot take the former back; resume on the kind of device that it ran on"
+            )
+
     def _repeat(self, number: int, old: dict[str, Any], wanted: dict[str, Any]) -> None:
         """Check an entry against the one already in the file."""
         names = dict.fromkeys([*old, *wanted])

@@ -310,6 +310,11 @@ class Job:
             "data": self.key.fingerprint(self.prepared.train.plain_digest()),
             "model": self.key.fingerprint(self.base),
             "noise": LAYOUT,
+            **(
+                {"bands": aggregation.bands, "exponent": aggregation.exponent}
+                if aggregation.bands > 1
+                else {}
+            ),
             **histograms.header(self.mechanism, self.run.config.data, self.key),
         } | (self._planted() if self.run.config.canaries.count else {})
 

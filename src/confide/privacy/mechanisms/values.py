@@ -181,8 +181,8 @@ class Aggregation:
         """Standard deviation of the noise on each element of what moves the weights, the scaled sum; it is public.
 
         Independent noise has it in each step. Of correlated noise it is that of the first step: later ones have up to
-        1.2 times as much. A mechanism that adapts its noise has less in some steps: how much less may depend on the
-        rows drawn, so it is left out.
+        1.16 times as much, and up to 1.4 times with the coefficients that `sgd` has. A mechanism that adapts its noise
+        has less in some steps: how much less may depend on the rows drawn, so it is left out.
         """
         return self.noise_scale * self.scale
 
