@@ -67,12 +67,12 @@ _SIZES: Mapping[Scale, dict[str, Any]] = {
         "faults": (SOUND, *FAULTS),
         "documents": 400,
         "canaries": 300,
-        "steps": 20,
+        "steps": 10,
         "batch": 64.0,
-        "seeds": 5,
+        "seeds": 3,
     },
 }
-_SIZES = {**_SIZES, Scale.FULL: _SIZES[Scale.SMALL] | {"seeds": 20}}
+_SIZES = {**_SIZES, Scale.FULL: _SIZES[Scale.SMALL] | {"steps": 20, "seeds": 20}}
 
 
 # the faults ----------------------------------------------------------------------------------------------------
@@ -316,7 +316,7 @@ STUDY = Study(
     findings=findings,
     tables=tables,
     minutes=50,
-    deviations="stories260K on 400 posts of 20 Newsgroups, 300 canaries, 20 steps. secret, selective, crt and "
+    deviations="stories260K on 400 posts of 20 Newsgroups, 300 canaries, 10 steps. secret, selective, crt and "
     "concentration are not tried: their claims have other games.",
     reads=("20newsgroups",),
 )

@@ -223,10 +223,12 @@ class Job:
         """Return the readings of the canaries in the noised sums of a stage."""
         manifest, graph = self.manifest(), self._graph(phase)
         contents, units = UnitGraph.open(self.run.data / GRAPH), manifest.units(graph)
+        terms = self._terms(phase)
+        aggregation = phase.mechanism.aggregation(terms, phase.noise_multiplier)
         return Readings(
             self.model,
             self.task,
-            self.run.folder / f"readings-{phase.name}-{manifest.commitment[:16]}.f32",
+            self.run.folder / f"evidence-{phase.name}-{manifest.commitment[:16]}.f32",
             phase.steps,
             units
             if phase.mechanism.draws == "units"
@@ -234,7 +236,9 @@ class Job:
             contents,
             manifest.rows(contents),
             self.seal,
-            self.micro_tokens,
+            aggregation.clip_norm,
+            aggregation.scale,
+            terms.sampling.rate,
             self.ranks.first,
         )
 

@@ -1,7 +1,7 @@
-"""Audit a run in the white-box model: score its canaries by the noised sums.
+"""Audit a run in the white-box model: find out from the noised sums which canaries took part.
 
 The analysis of DP-SGD lets everybody see every noised sum, so an attack may use them all. Training goes on
-unchanged: after each step, the sum is compared with each canary's gradient, and the result is kept.
+unchanged: at each step the sum is compared with each canary's gradient, and the result is kept.
 """
 
 from collections.abc import Mapping
@@ -15,37 +15,39 @@ from torch import nn
 
 from confide.clipping import ClippedSum
 from confide.data.unit_graph import UnitGraph
-from confide.models import loading as models
 from confide.privacy.sampling import Draw
-from confide.randomness.seal import TAG_BYTES, Broken, Seal
+from confide.randomness.seal import TAG_BYTES, Seal
 from confide.training import evaluation
+from confide.training.evidence_of_sums import evidence
 from confide.training.gradient_sum import Vectors
 from confide.training.tasks import Task
 from confide.utils.errors import InputError
 
-BATCH = 64  # canaries whose gradient norms are computed at a time
-STRIDE = 1e-2
-"""Distance by which the weights are moved to measure a change in loss, as a share of their norm."""
+BATCH = 16  # canaries whose gradients are computed in one pass
+LARGEST = 1 << 28
+"""Values of all canaries' gradients that are kept at a time; of more a random projection is kept."""
+PROJECTED = 1 << 17  # values of a projected gradient
 
 
 @dataclass(frozen=True)
 class Readings:
     """Observer of a step who knows all units except the canaries, as does the adversary of a guarantee for one unit.
 
-    The observer does not know which units are drawn. A canary's reading is the derivative of its loss along the
-    part of the noised sum that is not known: the inner product of that part with the canary's gradient. It is
-    computed as a difference of losses, by two passes without gradients over all canaries per step. It is a score,
-    not a bound: rounding of the losses makes this attack weaker, but never affects a claim.
+    The observer does not know which units are drawn. What is not known of a noised sum is a sum of the clipped
+    gradients of those canaries that take part, and noise. Each canary's gradient is computed anew at each step, at the
+    weights of that step, and `evidence` tells how well the canary's part in the sum explains it. It is a score, not a
+    bound: whatever weakens this attack never affects a claim.
 
     Attributes:
-        model, task: what trains; after each reading, the weights are exactly as before.
+        model, task: what trains; the weights stay as they are.
         path: for each step, float32[m] and its seal; a step that is taken again writes the same line again.
         steps: number of steps of the stage.
         units: int64, the canaries among the units of the training graph, or their rows if rows are drawn.
         contents: the graph of all contents.
         rows: int64[m], each canary's row in `contents`.
         seal: authenticates what is kept, with the key of the run.
-        micro_tokens: tokens of a pass.
+        clip_norm, scale: of the sums: the clip norm of a unit (None: nothing is clipped), and the factor of the sum.
+        rate: the probability that a unit takes part in a step.
         writes: whether this rank keeps what it reads.
     """
 
@@ -57,7 +59,9 @@ class Readings:
     contents: UnitGraph
     rows: np.ndarray
     seal: Seal
-    micro_tokens: int = 8192
+    clip_norm: float | None
+    scale: float
+    rate: float
     writes: bool = True
 
     def unknown(self, draw: Draw) -> np.ndarray:
@@ -68,62 +72,54 @@ class Readings:
     def read(self, step: int, known: Vectors, total: Vectors) -> None:
         if not self.writes:
             return
-        if not self._norms_path.exists():
-            self.seal.write_array(self._norms_path, self._norms_path.name, self._norms())
-        derivatives = self._derivatives({name: total[name] - known[name] for name in total})
+        rest = {name: (total[name] - known[name]) / self.scale for name in total}
+        was_training = self.model.training
+        self.model.eval()  # without dropout, whose random numbers are those of training
+        try:
+            products, along = self._products(rest)
+        finally:
+            self.model.train(was_training)
+        square = sum(float(vector.double().square().sum()) for vector in rest.values())
+        found = evidence(products, along, square, sum(vector.numel() for vector in rest.values()), self.rate)
         lines = self._lines("r+" if self.path.exists() else "w+")
-        lines["values"][step] = derivatives
+        lines["values"][step] = found
         lines["seal"][step] = np.frombuffer(self._seal_of(step, lines["values"][step]), np.uint8)
         lines.flush()
 
-    @torch.no_grad()
-    def _derivatives(self, direction: Mapping[str, torch.Tensor]) -> np.ndarray:
-        """Compute the derivative of each canary's loss along a direction: float64[m]."""
-        weights = models.trainable(self.model)
-        before = {name: weights[name].detach().clone() for name in direction}
-        length = _norm(direction)
-        if length == 0:
-            return np.zeros(len(self.rows))
-        stride = STRIDE * max(_norm(before), 1.0) / length
-        sides = []
-        for sign in (1.0, -1.0):
-            for name, vector in direction.items():
-                weights[name].copy_(before[name] + sign * stride * vector)
-            sides.append(self._losses())
-        for name, values in before.items():
-            weights[name].copy_(values)
-        difference: np.ndarray = (sides[0] - sides[1]) / (2 * stride)
-        return difference
+    def _products(self, rest: Mapping[str, torch.Tensor]) -> tuple[np.ndarray, np.ndarray]:
+        """Compute inner products of the canaries' clipped gradients.
 
-    def _losses(self) -> np.ndarray:
-        """Compute the mean token loss of each canary."""
+        Args:
+            rest: what is not known of the sum.
+
+        Returns:
+            float64[m, m] with each other, and float64[m] with the rest of the sum.
+        """
+        device = next(iter(rest.values())).device
+        whole = torch.cat([rest[name].float().flatten() for name in rest])
+        fold = _Fold(len(whole), device) if len(self.rows) * len(whole) > LARGEST else None
+        width = len(whole) if fold is None else PROJECTED
+        kept = torch.empty(len(self.rows), width, device=device)
+        along = np.empty(len(self.rows))
         precise = replace(self.task, autocast=False)
-        losses, counted, _ = evaluation.row_losses(
-            self.model, precise, self.contents, self.micro_tokens, among=self.rows
-        )
-        means: np.ndarray = losses / np.maximum(1, counted)
-        return means
-
-    @property
-    def _norms_path(self) -> Path:
-        return self.path.with_suffix(".norms.npy")
-
-    def _norms(self) -> np.ndarray:
-        """Compute the norm of each canary's gradient: float64[m]."""
-        precise, found = replace(self.task, autocast=False), []
-        clipped = ClippedSum(self.model, precise.row_loss, 1.0)
+        clipped = ClippedSum(self.model, precise.row_loss, self.clip_norm or 1.0)
         for first in range(0, len(self.rows), BATCH):
             own = self.rows[first : first + BATCH]
+            each: dict[int, dict[str, torch.Tensor]] = {number: {} for number in range(len(own))}
             batch = evaluation.collated(precise, self.contents, own)
-            found += clipped.add(batch, torch.arange(len(own)), torch.ones(len(own))).tolist()
+            norms = clipped.add(batch, torch.arange(len(own)), torch.ones(len(own)), each).tolist()
             clipped.forget()
-        return np.array(found)
+            for number, gradient in each.items():
+                clipped.complete(gradient)
+                vector = torch.cat([gradient.pop(name).to(device).flatten() for name in rest])
+                if self.clip_norm is not None:
+                    vector *= min(1.0, self.clip_norm / norms[number]) if norms[number] > 0 else 0.0
+                along[first + number] = float(vector.double() @ whole.double())
+                kept[first + number] = vector if fold is None else fold(vector)
+        return (kept @ kept.T).double().cpu().numpy(), along
 
     def scores(self, steps: int) -> np.ndarray:
-        """Score how strongly the first steps suggest that each canary was present: float64[m].
-
-        A canary's readings are divided by the norm of its gradient before the first step. They are taken relative
-        to the mean over the canaries, since what all share tells nothing of any one.
+        """Score how strongly the first steps suggest that each canary was present: float64[m], in nats.
 
         Raises:
             InputError: no readings were kept, or some are not the ones that this run kept.
@@ -133,15 +129,13 @@ class Readings:
                 f"{self.path}: missing, so the steps cannot be audited; was canaries.white_box set?"
             )
         try:
-            norms = self.seal.read_array(self._norms_path, self._norms_path.name)
             kept = self._lines("r")[:steps]
-        except (Broken, OSError, ValueError):
+        except (OSError, ValueError):
             raise self._damaged() from None
         for step, line in enumerate(kept):
             if self._seal_of(step, line["values"]) != line["seal"].tobytes():
                 raise self._damaged()
-        values = np.asarray(kept["values"], dtype=np.float64) / np.where(norms > 0, norms, 1.0)
-        found: np.ndarray = (values - values.mean(1, keepdims=True)).sum(0)
+        found: np.ndarray = np.asarray(kept["values"], dtype=np.float64).sum(0)
         return found
 
     def _damaged(self) -> InputError:
@@ -158,5 +152,17 @@ class Readings:
         return np.memmap(self.path, line, mode, shape=(self.steps,))
 
 
-def _norm(vectors: Mapping[str, torch.Tensor]) -> float:
-    return float(sum(float(v.float().square().sum(dtype=torch.float64)) for v in vectors.values()) ** 0.5)
+class _Fold:
+    """A random projection that keeps inner products nearly: values with random signs, folded to a fixed width."""
+
+    def __init__(self, width: int, device: torch.device):
+        lengths = -(-width // PROJECTED) * PROJECTED
+        generator = torch.Generator().manual_seed(0)
+        signs = torch.randint(0, 2, (lengths,), generator=generator, dtype=torch.int8)
+        self._signs = (2 * signs - 1).to(device)
+
+    def __call__(self, vector: torch.Tensor) -> torch.Tensor:
+        signed = self._signs.to(torch.float32)
+        signed[: len(vector)] *= vector
+        signed[len(vector) :] = 0
+        return signed.view(-1, PROJECTED).sum(0)
