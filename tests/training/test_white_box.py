@@ -1,0 +1,130 @@
+"""The white-box audit: evidence of noised sums, and readings that leave training as it is."""
+
+import numpy as np
+import pytest
+import torch
+
+from confide.data.unit_graph import GraphWriter, UnitGraph
+from confide.privacy.sampling import Draw
+from confide.randomness.seal import Seal
+from confide.randomness.streams import RunKey
+from confide.training import white_box
+from confide.training.evidence_of_sums import evidence
+from confide.training.white_box import Readings
+from tests import small
+
+MANY, WIDTH = 60, 4000
+
+
+def overlapping(generator):
+    """Unit vectors with a large part that all share."""
+    own = generator.standard_normal((MANY, WIDTH)) / WIDTH**0.5
+    common = generator.standard_normal(WIDTH) / WIDTH**0.5
+    vectors = own + generator.uniform(1.0, 2.0, (MANY, 1)) * common
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def told_apart(scores, present):
+    """The probability that one who is present scores higher than one who is not."""
+    return float((scores[present][:, None] > scores[~present]).mean())
+
+
+def played(noise, times=1.0, rate=0.2, steps=20, seed=0):
+    """Sum the evidence of some steps, beside what inner products with the sum tell by themselves."""
+    generator = np.random.default_rng(seed)
+    vectors = overlapping(generator)
+    products, present = vectors @ vectors.T, generator.random(MANY) < 0.5
+    found, plain = np.zeros(MANY), np.zeros(MANY)
+    for _ in range(steps):
+        counts = times * (present & (generator.random(MANY) < rate))
+        total = counts @ vectors + noise * generator.standard_normal(WIDTH)
+        along = vectors @ total
+        found += evidence(products, along, float(total @ total), WIDTH, rate)
+        plain += along - along.mean()
+    return told_apart(found, present), told_apart(plain, present)
+
+
+def test_without_noise_those_who_took_part_are_told_although_all_are_alike():
+    found, plain = played(noise=0.0)
+    assert found > 0.97  # some are never drawn
+    assert plain < 0.8
+
+
+def test_gradients_that_were_not_clipped_are_told():
+    assert played(noise=1.0, times=30.0)[0] > 0.97
+
+
+def test_noise_hides_them():
+    found = [played(noise=noise, seed=seed)[0] for noise in (0.1, 8.0) for seed in range(5)]
+    assert np.mean(found[:5]) > 0.9
+    assert 0.35 < np.mean(found[5:]) < 0.65
+
+
+def test_evidence_is_the_ratio_of_likelihoods_where_gradients_do_not_overlap():
+    """One gradient, one step: it is in the sum with the given probability, or never."""
+    rate, noise, seen, rest = 0.3, 0.5, 0.8, 200_001
+    square = seen**2 + noise**2 * (rest - 1)
+    (found,) = evidence(np.eye(1), np.array([seen]), square, rest, rate)
+    ratio = np.exp(-((seen - 1) ** 2) / 2 / noise**2) / np.exp(-(seen**2) / 2 / noise**2)
+    assert found == pytest.approx(np.log(1 - rate + rate * ratio), rel=1e-3)
+
+
+def test_a_gradient_of_zero_tells_nothing():
+    products = np.diag([1.0, 0.0])
+    found = evidence(products, np.array([0.9, 0.0]), 100.0, 1000, 0.5)
+    assert found[1] == 0
+    assert np.isfinite(found).all()
+
+
+def readings(folder, clip_norm=0.5):
+    model, task = small.gpt2(), small.task()
+    rows = [np.array([2, 5, 7, 3]), np.array([4, 9, 6, 8, 3]), np.array([11, 2, 2, 6])]
+    with GraphWriter(folder / "contents", small.VOCABULARY) as writer:
+        for number, row in enumerate(rows):
+            writer.add(row, [f"canary {number}"])
+    contents, seal = UnitGraph.open(folder / "contents"), Seal(RunKey.from_text("x"))
+    units = np.arange(3)
+    made = Readings(
+        model, task, folder / "evidence", 2, units, contents, units, seal, clip_norm, scale=0.1, rate=0.5
+    )
+    return made, rows
+
+
+def gradient(model, task, row, clip_norm):
+    model.zero_grad()
+    task.row_loss(model, task.collate([row]))[0].backward()
+    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad(set_to_none=True)
+    norm = float(sum(vector.double().square().sum() for vector in found.values()) ** 0.5)
+    return {name: vector * min(1.0, clip_norm / norm) for name, vector in found.items()}
+
+
+@pytest.mark.parametrize("largest", [1 << 28, 0])
+def test_a_canary_that_is_in_the_sum_has_more_evidence_than_others(tmp_path, monkeypatch, largest):
+    """Also where gradients are projected, because they are too large to be kept."""
+    monkeypatch.setattr(white_box, "LARGEST", largest)
+    made, rows = readings(tmp_path)
+    model = made.model
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    model.train()
+    own = gradient(model.eval(), made.task, rows[1], 0.5)
+    model.train()
+    known = {name: torch.full_like(vector, 0.3) for name, vector in own.items()}
+    total = {name: known[name] + 0.1 * vector for name, vector in own.items()}
+    state = torch.get_rng_state()
+    for step in range(2):
+        made.read(step, known, total)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model.training
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+    scores = made.scores(2)
+    assert scores[1] > 1 > 0 > max(scores[0], scores[2])
+    assert made.scores(1)[1] == pytest.approx(scores[1] / 2)
+
+
+def test_who_is_unknown_and_what_nobody_kept(tmp_path):
+    made, _ = readings(tmp_path)
+    draw = Draw([], np.zeros(0, np.int64), np.zeros(0, np.float32), unit_ids=np.array([7, 2]))
+    assert made.unknown(draw).tolist() == [False, True]
+    with pytest.raises(Exception, match="missing, so the steps cannot be audited"):
+        made.scores(1)
