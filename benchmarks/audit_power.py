@@ -140,6 +140,7 @@ def trial(game: Game, seed: int, is_broken: bool, folder: Path) -> str:
         np.arange(game.users),
         Seal(key),
         aggregation.clip_norm,
+        aggregation.noise_scale,
         aggregation.scale,
         game.rate,
     )

@@ -26,6 +26,7 @@ from studies.runner.grid import OWN_OPTIMISER, Arm, Grid, Keys, config
 from studies.runner.models import own
 from studies.runner.study import Row, Scale, Study, Table, Work
 from studies.runner.suggested import (
+    BANDS,
     CORRELATED,
     INDEPENDENT,
     NOISE,
@@ -96,8 +97,8 @@ def spent(rows: int, count: int, keys: Keys) -> Keys:
         k *= 2
     batch = rows / (k * keys[STEPS])
     found = {**keys, K: k, "train.batch": batch}
-    if noise == CORRELATED:
-        return correlated(count, found)
+    if noise == CORRELATED and BANDS in (with_bands := correlated(count, found)):
+        return with_bands
     return found | ({"privacy.sampling": "bins"} if count >= _DEALT * batch else {})
 
 

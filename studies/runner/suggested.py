@@ -26,13 +26,13 @@ FASTER = 2
 
 
 def correlated(count: int, keys: Keys) -> Keys:
-    """Return the keys of a run with noise that is correlated over as many steps as its users allow.
+    """Return the keys of a run with noise that is correlated over as many steps as its users allow, if over any.
 
     Args:
         count: users there are. Each step draws from a group of its own.
     """
-    bands = max(1, min(keys[STEPS], int(count / keys["train.batch"])))
-    return {**keys, BANDS: bands, RATE: FASTER * keys[RATE]}
+    bands = min(keys[STEPS], int(count / keys["train.batch"]))
+    return {**keys, BANDS: bands, RATE: FASTER * keys[RATE]} if bands > 1 else dict(keys)
 
 
 def as_suggested(chosen: Mapping[float, Keys], keys: Keys) -> Keys:

@@ -424,13 +424,17 @@ def test_verify_knows_its_noise_and_notices_another(tmp_path, monkeypatch):
         assert not noise_passes(job)
 
 
-def test_verify_sees_that_old_noise_is_not_taken_back(tmp_path, monkeypatch):
-    """With 24 bands the noise of a step is taken back for the last time 23 steps later."""
+def test_verify_takes_so_many_steps_that_it_sees_noise_of_long_ago(tmp_path, monkeypatch):
+    """With 24 bands the noise of a step is taken back for the last time 23 steps later: here by too much."""
     job = Job.of(Run(config(tmp_path / "a", privacy__bands=24, train__batch=1.0)), QUIET)
     assert noise_passes(job)
-    whole = correlated_noise.coefficients
-    short = lambda bands, exponent=0.5: [*whole(16, exponent), *[0.0] * (bands - 16)]  # noqa: E731
-    monkeypatch.setattr(correlated_noise, "coefficients", short)
+    begin = BandedNoise.__init__
+
+    def wrong(self, *given):
+        begin(self, *given)
+        self._below = [*self._below[:20], 1.0, 1.0, 1.0]
+
+    monkeypatch.setattr(BandedNoise, "__init__", wrong)
     assert not noise_passes(job)
 
 

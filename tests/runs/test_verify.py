@@ -5,6 +5,7 @@ import json
 import random
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,16 +13,19 @@ from confide import clipping
 from confide.clipping import factors
 from confide.clipping import products as products_of_factors
 from confide.config.loading import check
+from confide.data.unit_graph import GraphWriter, UnitGraph
 from confide.models import loading as models
 from confide.models.fast import onednn as products
 from confide.privacy.mechanisms import rows
-from confide.privacy.mechanisms.uls import UserLevelSampling
+from confide.privacy.mechanisms.uls import UnitSampler, UserLevelSampling
 from confide.privacy.mechanisms.values import Aggregation
 from confide.privacy.sampling import Sampling
 from confide.privacy.selection import select
+from confide.randomness.streams import RunKey
 from confide.runs import verify
 from confide.runs.folder import Run
 from confide.runs.job import Job
+from confide.runs.verify_draws import Drawn, _period, _steps
 from confide.training.step import PrivateStep
 from confide.utils.console import Console
 from tests import small
@@ -351,3 +355,29 @@ def test_units_with_more_rows_than_are_counted_are_seen(job, monkeypatch):
     count = made.setting.parameters.rows
     monkeypatch.setattr(rows, "select", some)
     assert failed(made) == {ROWS_IN_USE}
+
+
+@pytest.mark.parametrize("rate", [0.25, 0.7, 1.0])
+@pytest.mark.parametrize("sampling", ["poisson", "shuffle", "truncated", "bins"])
+def test_sound_draws_of_every_kind_pass(tmp_path, sampling, rate):
+    """Rates above one half are where a batch of `shuffle` takes some of the next order."""
+    with GraphWriter(tmp_path / "graph", small.VOCABULARY) as writer:
+        for row in range(600):
+            writer.add(np.array([2, 3]), [f"unit {row // 2}"])
+    graph = UnitGraph.open(tmp_path / "graph")
+    rate, cap = 1.0 if sampling == "bins" and rate > 0.5 else rate, 100 if sampling == "truncated" else None
+    chosen = Sampling(sampling, rate, cap)
+    sampler = UnitSampler(graph, chosen, RunKey.from_text("x"), "verify draws", 1, None)
+    ids = {step: sampler.draw(step).unit_ids for step in _steps(64, _period(chosen))}
+    drawn = Drawn(ids, np.full(300, chosen.rate), sampling, _period(chosen), "units")
+    _, ok, detail = drawn.as_accounted()
+    assert ok, detail
+
+
+def test_rows_that_are_listed_several_times_are_counted_as_often(job, monkeypatch):
+    made = job("gpt2", mechanism="group", private={"resample": True, "rows_per_unit": 4})
+    assert failed(made) == set()
+    draw = Sampling.draw
+    more = lambda self, *a: draw(replace(self, rate=min(1.0, 2 * self.rate)), *a)  # noqa: E731
+    monkeypatch.setattr(Sampling, "draw", more)
+    assert failed(made) == {NAMES["draws"]}

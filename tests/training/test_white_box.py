@@ -1,9 +1,12 @@
 """The white-box audit: evidence of noised sums, and readings that leave training as it is."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 
+from confide.clipping import ClippedSum
 from confide.data.unit_graph import GraphWriter, UnitGraph
 from confide.privacy.sampling import Draw
 from confide.randomness.seal import Seal
@@ -39,7 +42,7 @@ def played(noise, times=1.0, rate=0.2, steps=20, seed=0):
         counts = times * (present & (generator.random(MANY) < rate))
         total = counts @ vectors + noise * generator.standard_normal(WIDTH)
         along = vectors @ total
-        found += evidence(products, along, float(total @ total), WIDTH, rate)
+        found += evidence(products, along, float(total @ total), WIDTH, rate, stated=9.0)
         plain += along - along.mean()
     return told_apart(found, present), told_apart(plain, present)
 
@@ -64,16 +67,34 @@ def test_evidence_is_the_ratio_of_likelihoods_where_gradients_do_not_overlap():
     """One gradient, one step: it is in the sum with the given probability, or never."""
     rate, noise, seen, rest = 0.3, 0.5, 0.8, 200_001
     square = seen**2 + noise**2 * (rest - 1)
-    (found,) = evidence(np.eye(1), np.array([seen]), square, rest, rate)
+    (found,) = evidence(np.eye(1), np.array([seen]), square, rest, rate, stated=9.0)
     ratio = np.exp(-((seen - 1) ** 2) / 2 / noise**2) / np.exp(-(seen**2) / 2 / noise**2)
     assert found == pytest.approx(np.log(1 - rate + rate * ratio), rel=1e-3)
 
 
 def test_a_gradient_of_zero_tells_nothing():
     products = np.diag([1.0, 0.0])
-    found = evidence(products, np.array([0.9, 0.0]), 100.0, 1000, 0.5)
+    found = evidence(products, np.array([0.9, 0.0]), 100.0, 1000, 0.5, stated=9.0)
     assert found[1] == 0
     assert np.isfinite(found).all()
+    assert not evidence(np.zeros((2, 2)), np.zeros(2), 100.0, 1000, 0.5, stated=9.0).any()
+
+
+@pytest.mark.parametrize("dimensions", [MANY + 20, MANY + 1, MANY, MANY - 20])
+def test_where_few_dimensions_are_left_the_noise_is_the_stated_one(dimensions):
+    """There is no part of the sum without gradients: what remains is rounding, and is not taken for no noise."""
+    generator = np.random.default_rng(0)
+    vectors = generator.standard_normal((MANY, dimensions)) / dimensions**0.5
+    total = vectors[:5].sum(0) + 2.0 * generator.standard_normal(dimensions)
+    found = evidence(vectors @ vectors.T, vectors @ total, float(total @ total), dimensions, 0.1, stated=2.0)
+    assert np.abs(found).max() < 4
+
+
+def test_gradients_that_are_alike_and_a_sum_of_nothing_stay_finite():
+    alike = np.ones((3, 3))
+    for dimensions in (3, 10**9):
+        found = evidence(alike, np.zeros(3), 0.0, dimensions, 0.2, stated=0.0)
+        assert np.abs(found).max() <= 50
 
 
 def readings(folder, clip_norm=0.5):
@@ -85,7 +106,7 @@ def readings(folder, clip_norm=0.5):
     contents, seal = UnitGraph.open(folder / "contents"), Seal(RunKey.from_text("x"))
     units = np.arange(3)
     made = Readings(
-        model, task, folder / "evidence", 2, units, contents, units, seal, clip_norm, scale=0.1, rate=0.5
+        model, task, folder / "evidence", 2, units, contents, units, seal, clip_norm, 1.0, 0.1, rate=0.5
     )
     return made, rows
 
@@ -99,10 +120,10 @@ def gradient(model, task, row, clip_norm):
     return {name: vector * min(1.0, clip_norm / norm) for name, vector in found.items()}
 
 
-@pytest.mark.parametrize("largest", [1 << 28, 0])
-def test_a_canary_that_is_in_the_sum_has_more_evidence_than_others(tmp_path, monkeypatch, largest):
-    """Also where gradients are projected, because they are too large to be kept."""
-    monkeypatch.setattr(white_box, "LARGEST", largest)
+@pytest.mark.parametrize("together", [16, 1])
+def test_a_canary_that_is_in_the_sum_has_more_evidence_than_others(tmp_path, monkeypatch, together):
+    """Also where gradients are so large that each takes a pass of its own."""
+    monkeypatch.setattr(white_box, "LARGEST", together * 8000)
     made, rows = readings(tmp_path)
     model = made.model
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -120,6 +141,27 @@ def test_a_canary_that_is_in_the_sum_has_more_evidence_than_others(tmp_path, mon
     scores = made.scores(2)
     assert scores[1] > 1 > 0 > max(scores[0], scores[2])
     assert made.scores(1)[1] == pytest.approx(scores[1] / 2)
+
+
+def test_a_canary_whose_gradient_is_not_finite_tells_nothing_and_ends_nothing(tmp_path, monkeypatch):
+    made, rows = readings(tmp_path)
+    own = gradient(made.model.eval(), made.task, rows[1], 0.5)
+    add = ClippedSum.add
+
+    def overflowing(self, batch, unit, weight, begun):
+        norms = add(self, batch, unit, weight, begun)
+        for vector in begun[2].values():
+            vector.fill_(math.nan)
+        norms[2] = math.inf
+        return norms
+
+    monkeypatch.setattr(ClippedSum, "add", overflowing)
+    nothing = {name: torch.zeros_like(vector) for name, vector in own.items()}
+    made.read(0, nothing, {name: 0.1 * vector for name, vector in own.items()})
+    scores = made.scores(1)
+    assert scores[2] == 0
+    assert np.isfinite(scores).all()
+    assert scores[1] > 0
 
 
 def test_who_is_unknown_and_what_nobody_kept(tmp_path):

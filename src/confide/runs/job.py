@@ -20,6 +20,7 @@ from confide.models.fast.chunked_loss import chunk_of
 from confide.models.quantised_split import make_splittable
 from confide.models.sharded import fill
 from confide.privacy import ledger, mechanisms
+from confide.privacy.correlated_noise import SQUARE_ROOT
 from confide.privacy.guarantee import Guarantee
 from confide.privacy.ledger import first_entry
 from confide.privacy.mechanisms.base import Mechanism
@@ -237,8 +238,10 @@ class Job:
             manifest.rows(contents),
             self.seal,
             aggregation.clip_norm,
+            aggregation.noise_scale,
             aggregation.scale,
             terms.sampling.rate,
+            self.micro_tokens,
             self.ranks.first,
         )
 
@@ -314,11 +317,8 @@ class Job:
             "data": self.key.fingerprint(self.prepared.train.plain_digest()),
             "model": self.key.fingerprint(self.base),
             "noise": LAYOUT,
-            **(
-                {"bands": aggregation.bands, "exponent": aggregation.exponent}
-                if aggregation.bands > 1
-                else {}
-            ),
+            # Runs that began before 2026-11-29 have none: with adamw it is always this one.
+            **({"exponent": aggregation.exponent} if aggregation.exponent != SQUARE_ROOT else {}),
             **histograms.header(self.mechanism, self.run.config.data, self.key),
         } | (self._planted() if self.run.config.canaries.count else {})
 

@@ -42,8 +42,7 @@ def _rows_in_use(job: Job, sampler: Sampler) -> Check:
     times = np.bincount(rows, minlength=graph.n_rows)
     if isinstance(job.mechanism, CappedRows | WeightedRows):
         of_unit = np.zeros(graph.n_units, np.int64)
-        for pairs in graph.incidences():
-            numbers, units, _ = pairs
+        for numbers, units, _ in graph.incidences():
             np.add.at(of_unit, units, times[numbers])
         most = int(of_unit.max(initial=0))
     else:
@@ -67,15 +66,15 @@ def _drawn(job: Job, sampler: Sampler) -> "Drawn | None":
         draw = sampler.draw(number)
         if isinstance(draw, StopTraining):
             break
-        if draw.unit_ids is None or repeats:  # a row that is listed twice is drawn twice
+        if draw.unit_ids is None:
             return None
         ids[number] = draw.unit_ids
     names = np.arange(parameters.units) if rows is None else rows
     rates = sampling.rates if isinstance(sampling, OwnRates) else np.full(len(names), sampling.rate)
     of_name = np.zeros(int(names.max(initial=-1)) + 1)
-    of_name[names] = rates
+    np.add.at(of_name, names, rates)  # a row may be listed several times
     kind = "poisson" if isinstance(sampling, OwnRates) else sampling.kind
-    return Drawn(ids, of_name, kind, period, job.mechanism.draws)
+    return Drawn(ids, of_name, kind, period, job.mechanism.draws, repeats)
 
 
 def _steps(most: int, period: int) -> list[int]:
@@ -103,6 +102,7 @@ class Drawn:
         kind: of sampling.
         period: steps among which nobody is drawn twice; 1 if steps are independent.
         what: "units" or "rows".
+        repeats: rows are listed several times, and drawn each time for itself.
     """
 
     ids: dict[int, np.ndarray]
@@ -110,11 +110,12 @@ class Drawn:
     kind: str
     period: int
     what: str
+    repeats: bool = False
 
     def as_accounted(self) -> Check:
         """Check the draws. Steps of `shuffle` depend on each other, so of these only the size is looked at."""
         wrong = [*self._strangers(), *self._too_many()]
-        if self.kind != "shuffle":
+        if self.kind != "shuffle" and not self.repeats:
             wrong += [*self._again(), *self._too_often(), *self._apart()]
         total = sum(map(len, self.ids.values()))
         detail = f"{total:,} {self.what} in {len(self.ids)} draws, {self.rates.sum() * len(self.ids):,.0f} expected"
@@ -122,7 +123,7 @@ class Drawn:
 
     def _strangers(self) -> Iterator[str]:
         for number, drawn in self.ids.items():
-            if len(np.unique(drawn)) < len(drawn):
+            if not self.repeats and len(np.unique(drawn)) < len(drawn):
                 yield f"step {number} has some {self.what} twice, each clipped by itself"
                 return
             if len(drawn) and (drawn.max() >= len(self.rates) or not self.rates[drawn].all()):
@@ -131,9 +132,9 @@ class Drawn:
 
     def _too_many(self) -> Iterator[str]:
         total, expected = sum(map(len, self.ids.values())), float(self.rates.sum()) * len(self.ids)
-        # Groups and bins are alike but for one; a fixed size is rounded.
+        # Groups and bins are alike but for one. A batch of `shuffle` may have some of the next order, and no one twice.
         room = len(self.ids) + _spread(expected)
-        if total > expected + room or (total < expected - room and self.kind != "truncated"):
+        if total > expected + room or (total < expected - room and self.kind not in ("truncated", "shuffle")):
             yield "far from it"
 
     def _again(self) -> Iterator[str]:

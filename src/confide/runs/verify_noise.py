@@ -24,7 +24,7 @@ from confide.runs.verify_steps import (
 
 ALARM = 1e-9  # probability that correct noise fails the check
 ENOUGH, MOST_STEPS = 1_000_000, 16  # number of noise values that suffice, and the most steps taken for them
-KEPT = 10_000  # values of a parameter that are turned back where noise is correlated
+KEPT = 2_000_000  # values that are kept of the steps before, to turn correlated noise back
 _FEW, _TOO_FEW = 64, 5  # values of a parameter by which steps are compared: the most and the least
 _SAME = 1e-3
 
@@ -46,13 +46,16 @@ def noise_check(job: Job, draw: Draw) -> Check:
     column = matrix(job)
     said: dict[str, list[torch.Tensor]] = {key: [] for key in clean}
     few = max(2, len(column) + 1)
+    share = max(1, KEPT // (len(column) * len(clean)))
     # The first step holds rows, the others none. Noise must go into both.
     taken = each_undone(job, [draw], same_noise(job), range(max(few, MOST_STEPS)))
+    of_step: list[tuple[float, int]] = []  # the sum of squares of each step's noise, and of how many values
     for steps, values in zip(count(1), taken, strict=False):
+        before = sum(squares.values()), sum(counts.values())
         for key, own in values.items():
             noise = (own.double() - clean[key] if steps == 1 else own.double()) / stated
             if len(column) > 1:
-                said[key] = [noise.flatten()[:KEPT], *said[key][: len(column) - 1]]
+                said[key] = [noise.flatten()[:share].cpu(), *said[key][: len(column) - 1]]
                 noise = torch.stack([c * part for c, part in zip(column, said[key], strict=False)]).sum(0)
             squares[key] += float((noise**2).sum())
             counts[key] += noise.numel()
@@ -60,15 +63,19 @@ def noise_check(job: Job, draw: Draw) -> Check:
             if len(start) >= _TOO_FEW and any(torch.allclose(start, o, atol=_SAME) for o in earlier[key]):
                 repeats.add(key)
             earlier[key].append(start.clone())
+        of_step.append((sum(squares.values()) - before[0], sum(counts.values()) - before[1]))
         if steps >= few and (steps >= MOST_STEPS or sum(counts.values()) >= ENOUGH):
             break
     wrong = [key for key in counts if not _plausible(squares[key], counts[key], len(counts))]
     n = sum(counts.values())
     measured = (sum(squares.values()) / max(n, 1)) ** 0.5 * stated
-    ok = n > 0 and not wrong and not repeats and _plausible(sum(squares.values()), n, 1)
+    odd = [step for step, own in enumerate(of_step) if not _plausible(*own, len(of_step))]
+    ok = n > 0 and not wrong and not repeats and not odd and _plausible(sum(squares.values()), n, 1)
     detail = f"standard deviation {measured:.6g} over {n:,} values, stated {stated:.6g}"
     if wrong:
         detail += f"; another in {', '.join(wrong[:5])}"
+    if odd:
+        detail += f"; another in step {odd[0]}"
     if repeats:
         detail += f"; the same in two steps in {', '.join(sorted(repeats)[:5])}"
     return Check(name, ok, detail)

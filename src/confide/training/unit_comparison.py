@@ -123,6 +123,24 @@ class Gradients:
         distances: np.ndarray = np.sqrt(np.maximum(squares, 0))
         return distances
 
+    def products(self, vector: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Compute inner products in float32, added up in float64.
+
+        Args:
+            vector: float32[width].
+
+        Returns:
+            float64[users, users] of the gradients with each other, and float64[users] with the vector.
+        """
+        each = torch.zeros((self.users, self.users), dtype=torch.float64)
+        along = np.zeros(self.users)
+        for columns in self._columns():
+            some = np.ascontiguousarray(self._matrix[:, columns])
+            own = torch.from_numpy(some)
+            each += own @ own.T
+            along += some @ vector[columns]
+        return each.numpy(), along
+
     def norms(self) -> np.ndarray:
         """Compute the norm of each user's gradient: float64[users]."""
         squares = np.zeros(self.users)

@@ -4,6 +4,7 @@ The analysis of DP-SGD lets everybody see every noised sum, so an attack may use
 unchanged: at each step the sum is compared with each canary's gradient, and the result is kept.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,12 +22,11 @@ from confide.training import evaluation
 from confide.training.evidence_of_sums import evidence
 from confide.training.gradient_sum import Vectors
 from confide.training.tasks import Task
+from confide.training.unit_comparison import Gradients
 from confide.utils.errors import InputError
 
 BATCH = 16  # canaries whose gradients are computed in one pass
-LARGEST = 1 << 28
-"""Values of all canaries' gradients that are kept at a time; of more a random projection is kept."""
-PROJECTED = 1 << 17  # values of a projected gradient
+LARGEST = 1 << 28  # values of the gradients of one pass
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,10 @@ class Readings:
         contents: the graph of all contents.
         rows: int64[m], each canary's row in `contents`.
         seal: authenticates what is kept, with the key of the run.
-        clip_norm, scale: of the sums: the clip norm of a unit (None: nothing is clipped), and the factor of the sum.
+        clip_norm, noise, scale: of the sums: the clip norm of a unit (None: nothing is clipped), the stated standard
+            deviation of the noise, and the factor of both.
         rate: the probability that a unit takes part in a step.
+        micro_tokens: tokens of a pass.
         writes: whether this rank keeps what it reads.
     """
 
@@ -60,8 +62,10 @@ class Readings:
     rows: np.ndarray
     seal: Seal
     clip_norm: float | None
+    noise: float
     scale: float
     rate: float
+    micro_tokens: int = 8192
     writes: bool = True
 
     def unknown(self, draw: Draw) -> np.ndarray:
@@ -80,7 +84,8 @@ class Readings:
         finally:
             self.model.train(was_training)
         square = sum(float(vector.double().square().sum()) for vector in rest.values())
-        found = evidence(products, along, square, sum(vector.numel() for vector in rest.values()), self.rate)
+        width = sum(vector.numel() for vector in rest.values())
+        found = evidence(products, along, square, width, self.rate, self.noise)
         lines = self._lines("r+" if self.path.exists() else "w+")
         lines["values"][step] = found
         lines["seal"][step] = np.frombuffer(self._seal_of(step, lines["values"][step]), np.uint8)
@@ -95,28 +100,26 @@ class Readings:
         Returns:
             float64[m, m] with each other, and float64[m] with the rest of the sum.
         """
-        device = next(iter(rest.values())).device
-        whole = torch.cat([rest[name].float().flatten() for name in rest])
-        fold = _Fold(len(whole), device) if len(self.rows) * len(whole) > LARGEST else None
-        width = len(whole) if fold is None else PROJECTED
-        kept = torch.empty(len(self.rows), width, device=device)
-        along = np.empty(len(self.rows))
+        whole = np.concatenate([rest[name].float().flatten().cpu().numpy() for name in rest])
+        kept = Gradients(len(self.rows), len(whole), self.path.parent)
         precise = replace(self.task, autocast=False)
-        clipped = ClippedSum(self.model, precise.row_loss, self.clip_norm or 1.0)
-        for first in range(0, len(self.rows), BATCH):
-            own = self.rows[first : first + BATCH]
+        clipped = ClippedSum(self.model, precise.row_loss, 1.0)  # it gives whole gradients, and clips none
+        longest = int(self.contents.lengths_of(self.rows).max())
+        size = max(1, min(BATCH, LARGEST // len(whole), self.micro_tokens // longest))
+        for first in range(0, len(self.rows), size):
+            own = self.rows[first : first + size]
             each: dict[int, dict[str, torch.Tensor]] = {number: {} for number in range(len(own))}
             batch = evaluation.collated(precise, self.contents, own)
             norms = clipped.add(batch, torch.arange(len(own)), torch.ones(len(own)), each).tolist()
             clipped.forget()
             for number, gradient in each.items():
+                if not 0 < norms[number] < math.inf:  # in training such a canary adds nothing
+                    continue
                 clipped.complete(gradient)
-                vector = torch.cat([gradient.pop(name).to(device).flatten() for name in rest])
-                if self.clip_norm is not None:
-                    vector *= min(1.0, self.clip_norm / norms[number]) if norms[number] > 0 else 0.0
-                along[first + number] = float(vector.double() @ whole.double())
-                kept[first + number] = vector if fold is None else fold(vector)
-        return (kept @ kept.T).double().cpu().numpy(), along
+                vector = np.concatenate([gradient.pop(name).flatten().cpu().numpy() for name in rest])
+                scale = 1.0 if self.clip_norm is None else min(1.0, self.clip_norm / norms[number])
+                kept.put(first + number, vector * np.float32(scale))
+        return kept.products(whole)
 
     def scores(self, steps: int) -> np.ndarray:
         """Score how strongly the first steps suggest that each canary was present: float64[m], in nats.
@@ -126,7 +129,8 @@ class Readings:
         """
         if not self.path.exists():
             raise InputError(
-                f"{self.path}: missing, so the steps cannot be audited; was canaries.white_box set?"
+                f"{self.path}: missing, so the steps cannot be audited; canaries.white_box was not set, or another "
+                "version of confide kept the readings"
             )
         try:
             kept = self._lines("r")[:steps]
@@ -140,7 +144,7 @@ class Readings:
 
     def _damaged(self) -> InputError:
         return InputError(
-            f"{self.path} is damaged, or of another run: the steps of this run cannot be audited; "
+            f"{self.path} is damaged, of another run, or of several versions of confide: the steps cannot be audited; "
             "`confide audit --attacks` names those that need the model alone"
         )
 
@@ -150,19 +154,3 @@ class Readings:
     def _lines(self, mode: Any) -> np.memmap:
         line = np.dtype([("values", "<f4", (len(self.rows),)), ("seal", "u1", (TAG_BYTES,))])
         return np.memmap(self.path, line, mode, shape=(self.steps,))
-
-
-class _Fold:
-    """A random projection that keeps inner products nearly: values with random signs, folded to a fixed width."""
-
-    def __init__(self, width: int, device: torch.device):
-        lengths = -(-width // PROJECTED) * PROJECTED
-        generator = torch.Generator().manual_seed(0)
-        signs = torch.randint(0, 2, (lengths,), generator=generator, dtype=torch.int8)
-        self._signs = (2 * signs - 1).to(device)
-
-    def __call__(self, vector: torch.Tensor) -> torch.Tensor:
-        signed = self._signs.to(torch.float32)
-        signed[: len(vector)] *= vector
-        signed[len(vector) :] = 0
-        return signed.view(-1, PROJECTED).sum(0)
