@@ -100,7 +100,7 @@ def _of_users_needed() -> Iterator[Kept]:
             for row in rows:
                 if (row["text"], row["arm"], row["part"], row["key"]) == (text, arm, "test", 1):
                     shares = gained(rows, text, arm, row[EPSILON], users_needed.BARE)
-                    noise, share = row[users_needed.NOISE], mean(shares.values())
+                    noise, share = row[users_needed.LENGTH], mean(shares.values())
                     yield Kept(users_needed.STUDY.name, text, arm, row[EPSILON], noise, share, True)
 
 
