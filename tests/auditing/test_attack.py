@@ -245,6 +245,8 @@ def test_numbers_that_follow_from_a_published_key_are_not_guessed(tmp_path):
 
 
 class _Nothing:
+    rate = 1.0
+
     def __init__(self, count):
         self.count = count
 

@@ -6,8 +6,8 @@ import sys
 import numpy as np
 import pytest
 
-from confide.auditing.bounds import one_run
-from confide.auditing.game import ALPHA, Claim, Family, play, play_numbers, verdict
+from confide.auditing.bounds import Plan, one_run
+from confide.auditing.game import ALPHA, Claim, Family, planned, play, play_numbers, verdict
 from confide.privacy.accounting import MixtureOfGaussians
 from confide.privacy.mechanisms.values import PRESENCE
 from confide.runs.canaries import Canary, Manifest
@@ -192,3 +192,19 @@ def test_bounds_are_rounded_down_in_words():
     game = play_numbers(claim, True, np.array([770]))
     assert f"epsilon >= {np.floor(100 * game.bound) / 100:.2f} at delta 1e-05" in game.in_words(claim)
     assert float(game.in_words(claim).split("epsilon >= ")[1].split()[0]) <= game.bound
+
+
+def test_where_few_were_ever_drawn_the_guesses_are_few_and_all_that_somebody_is_in():
+    assert planned(300, None, 1.0) == planned(300, None, 0.6) == Plan(100)
+    assert planned(300, None, 0.4) == Plan(48, "in")
+    assert planned(300, 20, 0.4) == Plan(20, "in")
+    assert planned(3, None, 0.01) == Plan(1, "in")
+    coins = np.arange(300) < 150
+    scores = np.where(np.arange(300) < 60, 5.0, 0.0)  # of those who are in, two fifths were drawn
+    scores[60:] -= np.random.default_rng(0).random(240)
+    claim = Claim("a row", "zero-out", 2.0, 1e-5, None, one_row=True)
+    few, many = (play(claim, "steps", scores, coins, None, 0.05, seen) for seen in (0.4, 1.0))
+    assert (few.guesses, few.correct) == (48, 48)
+    assert many.guesses == 100
+    assert many.correct < 90
+    assert few.bound > many.bound

@@ -470,9 +470,12 @@ class _Audit:
             guesses = min(guesses, len(players))  # some of the canaries that were asked for may be in no game
         games = []
         for view in self._views():
-            scores = released if view == "release" else job.readings(job.phases()[-1]).scores(self.steps)
+            scores, seen = released, 1.0
+            if view == "steps":
+                readings = job.readings(job.phases()[-1])
+                scores, seen = readings.scores(self.steps), 1 - (1 - readings.rate) ** self.steps
             coins = manifest.coins[players] == 0
-            games.append(play(self.claim, view, scores[players], coins, guesses, alpha))
+            games.append(play(self.claim, view, scores[players], coins, guesses, alpha, seen))
         if self.numbers is not None and lead is not None:
             games.append(play_numbers(self.claim, lead, self.numbers.choices, alpha))
         perplexity = [canary.perplexity for canary in manifest.canaries]

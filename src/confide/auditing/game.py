@@ -26,6 +26,9 @@ ALPHA = 0.05
 SHARE = 1 / 3
 """The share of the coins that is guessed by default."""
 
+RARE, SURE = 0.5, 0.8
+"""Below this share of those who are in, the drawn are few; and the share of the drawn who are then guessed to be in."""
+
 COARSE = 1e-3
 
 Verdict = Literal["violation", "consistent", "underpowered", "nothing claimed", "not attacked"]
@@ -226,6 +229,7 @@ def play(
     coins: np.ndarray,
     guesses: int | None = None,
     alpha: float = ALPHA,
+    seen: float = 1.0,
 ) -> Played:
     """Guess the coins by scores and compare.
 
@@ -238,12 +242,14 @@ def play(
         coins: bool[m], whether the canary is in, or holds the first of its texts.
         guesses: r; default: a third of m, at least 1.
         alpha: probability of a false alarm of this game.
+        seen: the probability that a canary which is in was ever drawn. If it is below a half, those who were are few:
+            fewer guesses are made, all of them that somebody is in.
 
     Raises:
         InputError: more guesses than coins.
     """
     m = len(coins)
-    plan = Plan(max(1, round(SHARE * m)) if guesses is None else guesses)
+    plan = planned(m, guesses, seen)
     correct = count_correct(guess(scores, plan), coins)
     needed, p_value = None, 1.0
     curve = claim.played
@@ -268,6 +274,12 @@ def play(
         by_curve(correct),
         by_curve(r),
     )
+
+
+def planned(m: int, guesses: int | None, seen: float) -> Plan:
+    """Choose how to guess the coins of m canaries, from what is known before any score is seen; see `play`."""
+    r = max(1, round(SHARE * m)) if guesses is None else guesses
+    return Plan(r) if seen >= RARE else Plan(max(1, min(r, round(SURE * seen * m / 2))), "in")
 
 
 def play_numbers(claim: Claim, lead: bool, choices: np.ndarray, alpha: float = ALPHA) -> Played:
