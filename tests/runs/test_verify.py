@@ -17,9 +17,11 @@ from confide.data.unit_graph import GraphWriter, UnitGraph
 from confide.models import loading as models
 from confide.models.fast import onednn as products
 from confide.privacy.mechanisms import rows
+from confide.privacy.mechanisms.rows import RowSampler
 from confide.privacy.mechanisms.uls import UnitSampler, UserLevelSampling
 from confide.privacy.mechanisms.values import Aggregation
-from confide.privacy.sampling import Sampling
+from confide.privacy.mechanisms.weighted import WeightedRows
+from confide.privacy.sampling import OwnRates, Sampling
 from confide.privacy.selection import select
 from confide.randomness.streams import RunKey
 from confide.runs import verify
@@ -381,3 +383,15 @@ def test_rows_that_are_listed_several_times_are_counted_as_often(job, monkeypatc
     more = lambda self, *a: draw(replace(self, rate=min(1.0, 2 * self.rate)), *a)  # noqa: E731
     monkeypatch.setattr(Sampling, "draw", more)
     assert failed(made) == {NAMES["draws"]}
+
+
+def test_rows_in_use_that_nobody_has_counted_are_seen_where_each_has_a_rate_of_its_own(job, monkeypatch):
+    made = job("gpt2", mechanism="owners", private={"rows_per_unit": 1})
+
+    def all_rates(self, graph, key, phase, score):
+        rates = OwnRates(np.full(graph.n_rows, self.batch / graph.n_rows))
+        return RowSampler(graph, np.arange(graph.n_rows), rates, key, phase)
+
+    assert failed(made) == set()
+    monkeypatch.setattr(WeightedRows, "sampler", all_rates)
+    assert failed(made) == {ROWS_IN_USE}

@@ -55,8 +55,10 @@ def _rows_in_use(job: Job, sampler: Sampler) -> Check:
 
 
 def _drawn(job: Job, sampler: Sampler) -> "Drawn | None":
-    """Draw many steps; None if the draws do not say whom they drew."""
+    """Draw many steps; None if draws do not say whom they drew, or if other rows are in use than are accounted for."""
     parameters, rows = job.setting.parameters, sampler.possible_rows()
+    if rows is not None and len(rows) != parameters.rows:
+        return None
     repeats = rows is not None and len(np.unique(rows)) < len(rows)
     sampling = parameters.sampling
     period = _period(sampling)
