@@ -161,7 +161,10 @@ def install() -> torch.device:
     ) -> None:
         honest(self, number, size, local_size, device)
 
-    def add_normal(self: ChaChaStream, tensor: torch.Tensor, scale: float, start: int = 0) -> None:
+    def add_normal(
+        self: ChaChaStream, tensor: torch.Tensor, scale: float, start: int = 0, shift: float | None = None
+    ) -> None:
+        """Add noise of another generator, and on no grid."""
         assert isinstance(tensor, Elsewhere)
         made = noise.Stream(self._key).normal(tensor.numel(), start)
         tensor.detach().raw.view(-1).add_(made, alpha=scale)

@@ -380,7 +380,7 @@ def _personalised(job: "Job", options: dict[str, Any]) -> dict[str, Any]:
 @app.command()
 @verb
 def verify(config: ConfigPath, overrides: Overrides = None, as_json: Json = False) -> None:
-    """Check clipping, draws, noise and trained weights on your own rows.
+    """Check clipping, draws, noise and weights on your own rows.
 
     Example: confide verify mail.yaml
     """
