@@ -245,13 +245,11 @@ def test_numbers_that_follow_from_a_published_key_are_not_guessed(tmp_path):
 
 
 class _Nothing:
-    rate = 1.0
-
     def __init__(self, count):
         self.count = count
 
-    def scores(self, steps):
-        return np.zeros(self.count)
+    def told(self, steps):
+        return np.zeros(self.count), 1.0
 
 
 def test_coins_that_were_changed_after_training_are_refused(trained):

@@ -372,8 +372,8 @@ def test_sound_draws_of_every_kind_pass(tmp_path, sampling, rate):
     sampler = UnitSampler(graph, chosen, RunKey.from_text("x"), "verify draws", 1, None)
     ids = {step: sampler.draw(step).unit_ids for step in _steps(64, _period(chosen))}
     drawn = Drawn(ids, np.full(300, chosen.rate), sampling, _period(chosen), "units")
-    _, ok, detail = drawn.as_accounted()
-    assert ok, detail
+    found = drawn.as_accounted()
+    assert found.ok, found.detail
 
 
 def test_rows_that_are_listed_several_times_are_counted_as_often(job, monkeypatch):

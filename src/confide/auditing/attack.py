@@ -468,22 +468,17 @@ class _Audit:
         players, guesses = self.players, job.run.config.canaries.guesses
         if guesses is not None:
             guesses = min(guesses, len(players))  # some of the canaries that were asked for may be in no game
-        games = []
-        for view in self._views():
-            scores, seen = released, 1.0
-            if view == "steps":
-                readings = job.readings(job.phases()[-1])
-                scores, seen = readings.scores(self.steps), 1 - (1 - readings.rate) ** self.steps
-            coins = manifest.coins[players] == 0
-            games.append(play(self.claim, view, scores[players], coins, guesses, alpha, seen))
+        coins = manifest.coins[players] == 0
+        games = [play(self.claim, "release", released[players], coins, guesses, alpha)]
+        if "steps" in self._views():
+            scores, seen = job.readings(job.phases()[-1]).told(self.steps)
+            games.append(play(self.claim, "steps", scores[players], coins, guesses, alpha, seen))
         if self.numbers is not None and lead is not None:
             games.append(play_numbers(self.claim, lead, self.numbers.choices, alpha))
         perplexity = [canary.perplexity for canary in manifest.canaries]
         by_perplexity: list[Bucket] = []
         if None not in perplexity:
-            by_perplexity = buckets(
-                np.array(perplexity)[players], released[players], manifest.coins[players] == 0
-            )
+            by_perplexity = buckets(np.array(perplexity)[players], released[players], coins)
         return replace(
             result, game=manifest.game.name, games=tuple(games), by_perplexity=tuple(by_perplexity)
         )

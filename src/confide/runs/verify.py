@@ -90,7 +90,7 @@ def _verified(job: Job) -> tuple[float, list[Check]]:
             checks += [_coverage(precise, draw, before, slow)]
             step = _compared if combine(job).radii else _step
             checks += [step(precise, draw, slow), noise_check(precise, draw), empty_draw_check(precise)]
-            checks += [Check(*each) for each in draw_checks(job)]
+            checks += draw_checks(job)
     finally:
         with torch.no_grad():
             for name, parameter in job.model.named_parameters():

@@ -14,6 +14,7 @@ from confide.privacy.mechanisms.values import Sampler
 from confide.privacy.mechanisms.weighted import WeightedRows
 from confide.privacy.sampling import OwnRates, Sampling, StopTraining
 from confide.runs.job import Job
+from confide.runs.verify_steps import Check
 
 PHASE = "verify draws"
 ENOUGH = 20_000
@@ -21,11 +22,9 @@ ENOUGH = 20_000
 MOST_STEPS = 64
 ALARM = 1e-9  # probability that correct draws fail a comparison
 
-Check = tuple[str, bool, str]
-
 
 def draw_checks(job: Job) -> Iterator[Check]:
-    """Yield the name, the outcome and what was seen of each check of the draws of a job of one stage."""
+    """Yield the checks of the draws of a job of one stage."""
     graph = job.prepared.train
     sampler = job.mechanism.sampler(graph, job.key, PHASE, lambda: np.ones(graph.n_rows))
     if sampler.possible_rows() is not None:
@@ -51,7 +50,7 @@ def _rows_in_use(job: Job, sampler: Sampler) -> Check:
     ok = len(rows) == parameters.rows and (counted is None or most <= counted)
     detail = f"{len(rows):,} rows, {parameters.rows:,} accounted for; at most {most:,} of a unit"
     detail += f", {counted:,} counted" if counted is not None else ""
-    return "no unit has more rows in use than are counted", ok, detail
+    return Check("no unit has more rows in use than are counted", ok, detail)
 
 
 def _drawn(job: Job, sampler: Sampler) -> "Drawn | None":
@@ -121,7 +120,7 @@ class Drawn:
             wrong += [*self._again(), *self._too_often(), *self._apart()]
         total = sum(map(len, self.ids.values()))
         detail = f"{total:,} {self.what} in {len(self.ids)} draws, {self.rates.sum() * len(self.ids):,.0f} expected"
-        return "draws are those that are accounted for", not wrong, "; ".join([detail, *wrong])
+        return Check("draws are those that are accounted for", not wrong, "; ".join([detail, *wrong]))
 
     def _strangers(self) -> Iterator[str]:
         for number, drawn in self.ids.items():

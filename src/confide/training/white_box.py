@@ -121,6 +121,10 @@ class Readings:
                 kept.put(first + number, vector * np.float32(scale))
         return kept.products(whole)
 
+    def told(self, steps: int) -> tuple[np.ndarray, float]:
+        """Return the `scores`, and the probability that a canary which is there took part in any of the first steps."""
+        return self.scores(steps), 1 - (1 - self.rate) ** steps
+
     def scores(self, steps: int) -> np.ndarray:
         """Score how strongly the first steps suggest that each canary was present: float64[m], in nats.
 
