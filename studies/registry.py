@@ -46,6 +46,7 @@ _MODULES = {
     "optimisers": "optimisers",
     "schedules": "schedules",
     "rate-factors": "rate_factors",
+    "scales": "scales",
     "bands": "bands",
     "audit": "audit",
     "owners": "owners",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from peft import LoraConfig, get_peft_model
@@ -208,11 +208,13 @@ def clipped_sum(
     weight: Tensor,
     clip_norm: float | None,
     taken: Tensor | None = None,
+    scales: Mapping[str, float] | None = None,
 ) -> tuple[dict[str, Tensor], Tensor]:
     """One unit at a time with plain autograd: sums by parameter name, and float64[U] norms.
 
     Args:
         taken: float[U], norms to clip by, instead of those found here.
+        scales: factors on the gradients, by parameter name; 1 where there is none.
     """
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     sums = {name: torch.zeros_like(p, dtype=torch.float32) for name, p in named.items()}
@@ -221,6 +223,8 @@ def clipped_sum(
         mine = unit == u
         total = (loss(model, {k: v[mine] for k, v in batch.items()}) * weight[mine]).sum()
         grads = torch.autograd.grad(total, list(named.values()), allow_unused=True)
+        factors = [(scales or {}).get(name, 1.0) for name in named]
+        grads = tuple(None if g is None else g * by for g, by in zip(grads, factors, strict=True))
         norm = torch.stack([g.double().square().sum() for g in grads if g is not None]).sum().sqrt()
         norms.append(norm)
         clipped_by = float(norm if taken is None else taken[u])
@@ -238,15 +242,16 @@ def check(
     unit: Tensor,
     clip_norm: float | None,
     tolerance: float = 1e-5,
+    scales: Mapping[str, float] | None = None,
 ) -> None:
     """The engine against brute force: sums as a whole vector, each parameter that is not tiny, norms.
 
     Norms are bounds from above; units are clipped by those, and nothing else may differ.
     """
     weight = torch.linspace(0.5, 1.5, len(unit))
-    engine = ClippedSum(model, loss, clip_norm)
+    engine = ClippedSum(model, loss, clip_norm, scales=scales or {})
     found_norms = engine.add(batch, unit, weight)
-    expected, norms = clipped_sum(model, loss, batch, unit, weight, clip_norm, found_norms)
+    expected, norms = clipped_sum(model, loss, batch, unit, weight, clip_norm, found_norms, scales)
     assert found_norms.dtype == torch.float32
     compare(engine.take(), expected, tolerance)
     assert (found_norms >= norms * (1 - tolerance)).all()

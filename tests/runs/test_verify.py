@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from confide import clipping
-from confide.clipping import factors
+from confide.clipping import ClippedSum, factors
 from confide.clipping import products as products_of_factors
+from confide.clipping.slot import Slot
 from confide.config.loading import check
 from confide.data.unit_graph import GraphWriter, UnitGraph
 from confide.models import loading as models
@@ -157,6 +158,7 @@ def test_all_is_well(job, kind, task, mechanism, adapter):
         ({"noise_multiplier": 0.0}, {"divisor": 9.0, "sampling_rate": 0.5}),
         ({"sampling": "truncated"}, {"max_batch": 6}),
         ({"sampling": "bins"}, {}),
+        ({"scales": {"embeddings": 3.0, "h.0": 0.5}}, {}),
         (
             {"sampling": "shuffle", "selection": "longest"},
             {"gradient_checkpointing": True, "micro_tokens": 20},
@@ -374,6 +376,24 @@ def test_sound_draws_of_every_kind_pass(tmp_path, sampling, rate):
     drawn = Drawn(ids, np.full(300, chosen.rate), sampling, _period(chosen), "units")
     found = drawn.as_accounted()
     assert found.ok, found.detail
+
+
+def test_sums_that_are_multiplied_after_they_were_clipped_are_seen(job, monkeypatch):
+    made = job(private={"scales": {"embeddings": 3.0}})
+    receive = Slot.receive
+    shape = tuple(made.model.get_input_embeddings().weight.shape)
+
+    def unscaled(self, use):
+        receive(self, use.times(1 / 3.0) if tuple(self._shape) == shape else use)
+
+    take = ClippedSum.take
+
+    def late(self):
+        return {n: v * 3.0 if tuple(v.shape) == shape else v for n, v in take(self).items()}
+
+    monkeypatch.setattr(Slot, "receive", unscaled)
+    monkeypatch.setattr(ClippedSum, "take", late)
+    assert NAMES["clipping"] in failed(made)
 
 
 def test_rows_that_are_listed_several_times_are_counted_as_often(job, monkeypatch):

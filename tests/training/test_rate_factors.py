@@ -1,5 +1,7 @@
 """Learning rates of single tensors: which have a factor."""
 
+from itertools import product
+
 import pytest
 import torch
 
@@ -46,10 +48,10 @@ def test_a_word_nearly_right_is_suggested():
 
 def test_a_wrong_word_is_told_by_plan_and_binds_no_folder(tmp_path):
     world = World(tmp_path, tiny_model(tmp_path))
-    for verb in ("plan", "train"):
-        result = confide(verb, world.path, "train.rate_factors={embedding: 3.0}")
+    for verb, key in product(("plan", "train"), ("train.rate_factors", "privacy.scales")):
+        result = confide(verb, world.path, f"{key}={{embedding: 3.0}}")
         assert result.code != 0
-        assert "train.rate_factors: no tensor" in result.err
+        assert f"{key}: no tensor" in result.err
     assert confide("train", world.path).code == 0
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
 
 from confide.clipping.buffers import Buffers
+from confide.clipping.dropout import Lots
 from confide.clipping.factors import norm_error, row_squares
 from confide.clipping.rounding import exact, last_error, refuse_coarse_products
 from confide.clipping.rule import Layer
@@ -35,8 +37,9 @@ class ClippedSum:
     """The running sum of clipped unit gradients, at about the cost of ordinary training.
 
     A unit's gradient is g_u = sum over its rows b of weight_b * grad(loss_b), over all trainable parameters
-    together. The sum receives min(1, C / |g_u|) g_u. If |g_u| is infinite or not a number, the sum receives
-    nothing; an error instead would reveal something about the unit that no noise covers.
+    together, each of them times its scale: whatever is measured, clipped, added and returned is so. The sum receives
+    min(1, C / |g_u|) g_u. If |g_u| is infinite or not a number, the sum receives nothing; an error instead would
+    reveal something about the unit that no noise covers.
 
     One forward and one backward pass serve a whole batch. Taps on the trainable layers see each layer's input and
     output gradient and compute the norms at once. After the pass, the clipped sum takes one product per layer.
@@ -54,6 +57,8 @@ class ClippedSum:
         loss: (model, batch) -> float[B], each row's loss, a function of that row alone.
         clip_norm: C > 0; None does not clip.
         ranks: the ranks that add to the same sum.
+        scales: positive factors on the gradients of some parameters, by name; 1 where there is none. Public: the same
+            for all rows.
 
     Raises:
         UnsupportedParameter: a trainable parameter that no rule covers, by name.
@@ -62,7 +67,12 @@ class ClippedSum:
     """
 
     def __init__(
-        self, model: nn.Module, loss: Loss, clip_norm: float | None, ranks: Ranks | None = None
+        self,
+        model: nn.Module,
+        loss: Loss,
+        clip_norm: float | None,
+        ranks: Ranks | None = None,
+        scales: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         if clip_norm is not None and not (0 < clip_norm < math.inf):
             raise InputError(f"clip_norm must be a positive number or null, got {clip_norm}")
@@ -71,6 +81,7 @@ class ClippedSum:
         self._loss = loss
         self._clip_norm = clip_norm
         self._ranks = ranks or Ranks()
+        self._scales = {name: scale for name, scale in scales.items() if scale != 1}
         self._layers: list[Layer] = layers(model)
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not self._parameters:
@@ -351,7 +362,7 @@ class ClippedSum:
                     if name not in slots:
                         own_units = units.on(grad.device)
                         slots[name] = self._slot(name, own_units, seen.uses[name], allowance, dense)
-                    slots[name].receive(use)
+                    slots[name].receive(use.times(self._scales[name]) if name in self._scales else use)
 
         allowance, seen = Allowance(0), Seen()
         # Copied now because the host waits for a copy: later, it would wait for the whole forward pass.
@@ -366,7 +377,7 @@ class ClippedSum:
         trusted = None if units.count == 1 else self._in_order
         # An additional pass over a split model would have to be taken by all ranks together.
         can_look = trusted is not None and not (self._is_split or self._has_looked)
-        lots = _lots(self._device) if can_look else None
+        lots = Lots(self._device) if can_look else None
         try:
             self._pass(batch, units.rows, receive, seen, weigh, trusted, doubts=can_look)
             return
@@ -375,7 +386,7 @@ class ClippedSum:
                 raise
         # Outside the handler, where the error would keep the tensors of the failed pass alive.
         self._look_for_order(batch, units.rows)
-        _draw_again(lots, self._device)
+        lots.draw_again()
         seen.uses.clear()
         self._pass(batch, units.rows, receive, seen, weigh, trusted)
 
@@ -458,17 +469,6 @@ class ClippedSum:
                 dense[name] = _zeros(parameter)
             target = dense[name][None]
         return Slot(parameter.shape, units, uses, allowance, target)
-
-
-def _lots(device: torch.device) -> list[Tensor]:
-    """Return the states of the random generators that dropout will draw from."""
-    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
-
-
-def _draw_again(lots: list[Tensor], device: torch.device) -> None:
-    torch.set_rng_state(lots[0])
-    for state in lots[1:]:
-        torch.cuda.set_rng_state(state, device)
 
 
 @contextmanager

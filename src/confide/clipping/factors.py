@@ -315,6 +315,12 @@ class Outer:
             for columns, block in blocks(right):
                 total[:, columns].addmm_(left.T, block, beta=beta)
 
+    def times(self, factor: float) -> Outer:
+        """Return the matrices times a factor, which multiplies the thinner side: the other may be a vocabulary wide."""
+        if self.left.shape[-1] < self.right.shape[-1]:
+            return Outer(self.left * factor, self.right, self.dtype)
+        return Outer(self.left, self.right * factor, self.dtype)
+
     def without(self, rows: Tensor) -> Outer:
         """Return a copy with zeros in the given rows, bool[B]."""
         out = rows[:, None, None]
@@ -370,6 +376,9 @@ class Lookup:
     def lengths(self, units: Units) -> Tensor:
         """Compute the norms if all gradients met in one table row and had one direction: float64[U]."""
         return units.total(torch.linalg.vector_norm(wide(self.grad), dim=-1).double().sum(1))
+
+    def times(self, factor: float) -> Lookup:
+        return Lookup(self.index, self.grad * factor)
 
     def double(self) -> Lookup:
         return Lookup(self.index, self.grad.double())
@@ -456,6 +465,9 @@ class PerRow:
     @property
     def device(self) -> torch.device:
         return self.grad.device
+
+    def times(self, factor: float) -> PerRow:
+        return PerRow(self.grad * factor)
 
     def add_to(self, dense: Tensor, units: Units, fresh: bool) -> None:
         """Add each unit's gradient to dense, float32[U, *shape]; the old values of a fresh one are ignored."""

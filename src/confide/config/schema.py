@@ -82,6 +82,13 @@ class Privacy(Section):
         description="uls, dp-sgd: steps over which the noise is correlated (banded matrix factorisation); each unit "
         "may then take part in every bands-th step alone. 1: independent noise",
     )
+    scales: dict[str, Positive] = Field(
+        default_factory=dict,
+        description="factors on the gradients of some tensors before they are clipped, as `{embeddings: 2}`: they "
+        "count more in the norm that is clipped, and their learning rate is as many times as high. The noise is then "
+        "less beside what they learn, and more beside what others learn. Named as in `train.rate_factors`; the twin "
+        "has none",
+    )
     accountant: Literal["blow-up", "kl", "renyi"] = Field(
         "blow-up",
         description="secret: noise from priors and posteriors; kl: as in Ganesh et al. 2025, which is looser; renyi: "

@@ -37,7 +37,7 @@ def planned(
         prepared = prepared_data(run, tokenizer, console)
         prepared.check_patience(run.config)
         model = models.load_model(run.config, prepared.classes, len(tokenizer))
-        check_factors(run.config.train.rate_factors, model)
+        check_factors(run.config, model)
         shape, size = prepared.train.shape(), Size.of(model)
         task: Task = registry.task(run.config.task).of(model, tokenizer, run.config.train.precision)
         here = "cuda" if torch.cuda.is_available() else "cpu"

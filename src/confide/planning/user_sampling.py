@@ -4,9 +4,10 @@ A step that expects n users with k rows each computes k n rows. Doubling k makes
 so the clip norm can be smaller. Doubling n spreads the noise over more users, but each is drawn more often.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from confide.randomness.seal import Seal
 from confide.randomness.streams import RunKey
 from confide.runs.job import Job
 from confide.training.microbatch import micro_batch
+from confide.training.optimisation import scales_of
 from confide.training.packing import Pack, pack
 from confide.training.tasks import Batch, Task
 from confide.utils.errors import InputError
@@ -206,13 +208,16 @@ def measured_norms(job: Job, ks: Sequence[int], users: int = USERS) -> np.ndarra
     chunk = mechanism.row_length if mechanism.rule == "random-chunk" else None
     key, data = job.run.key(), job.prepared.train.plain_digest()
     what = f"{config.task} {config.adapter.model_dump_json()} {chunk} {users}"
+    if mechanism.scales:
+        what += f" {mechanism.scales}"
+    scales = scales_of(job.model, mechanism.scales)
     name = key.bound_to(job.base, data, what.encode()).fingerprint(b"norms")[:16]
 
     def measured(k: int) -> np.ndarray:
         return job.run.once(
             f"gradient-norm-{k}-{name}",
             lambda: gradient_norms(
-                job.model, job.task, job.prepared.train, [k], key, users, chunk, job.micro_tokens
+                job.model, job.task, job.prepared.train, [k], key, users, chunk, job.micro_tokens, scales
             ),
             job.ranks,
             Seal(key),
@@ -230,6 +235,7 @@ def gradient_norms(
     users: int = USERS,
     chunk: int | None = None,
     micro_tokens: int = 8192,
+    scales: Mapping[str, float] = MappingProxyType({}),
 ) -> np.ndarray:
     """Measure the norm of the mean gradient of up to k rows, as the median over sampled users: float64[len(ks)].
 
@@ -243,12 +249,13 @@ def gradient_norms(
         users: number of sampled users; all users if there are fewer.
         chunk: tokens of a random chunk, if user-level sampling draws chunks; None: rows, at random.
         micro_tokens: tokens of a physical micro-batch.
+        scales: factors on the gradients of parameters, by name, as `ClippedSum` has them.
 
     Raises:
         InputError: a row has several owners, a gradient is not finite, or the median is zero.
     """
     sampling = Sampling("shuffle", min(1.0, users / graph.n_units))  # the first of a random order
-    clipped = ClippedSum(model, task.packed_loss, 1.0)  # no norm is taken without a clip norm
+    clipped = ClippedSum(model, task.packed_loss, 1.0, scales=scales)  # no norm is taken without a clip norm
     was_training = model.training
     model.train()
     try:

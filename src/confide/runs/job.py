@@ -41,7 +41,7 @@ from confide.training import evaluation
 from confide.training import perplexity as scoring
 from confide.training.averaging import Averages
 from confide.training.memory_fit import fit, optimizer_copies
-from confide.training.optimisation import Optimisation, check_factors
+from confide.training.optimisation import Optimisation, check_factors, scales_of
 from confide.training.phases import PhaseRunner
 from confide.training.row_isolation import (
     check_loss_independence,
@@ -94,8 +94,8 @@ class Job:
         model, stored = model_of(
             run.config, run.given, prepared.classes, len(tokenizer), _is_split(run, ranks)
         )
-        if run.given.optimizer is None:  # before the ledger binds the folder to a word that fits nothing
-            check_factors(run.config.train.rate_factors, model)
+        # Before the ledger binds the folder to a word that fits nothing.
+        check_factors(run.config, model, run.given.optimizer is not None)
         base = fingerprints.of_weights(model, stored, ranks)
         key = _bound_key(key, run, setting.mechanism, prepared, base)
         if stored or (
@@ -237,6 +237,7 @@ class Job:
             contents,
             manifest.rows(contents),
             self.seal,
+            scales_of(self.model, aggregation.scales),
             aggregation.clip_norm,
             aggregation.noise_scale,
             aggregation.scale,

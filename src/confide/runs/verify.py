@@ -31,6 +31,7 @@ from confide.runs.verify_steps import (
     combine,
     is_private,
     scale,
+    scales,
     take,
     take_and_undo,
 )
@@ -156,11 +157,11 @@ def _losses(job: Job, draw: Draw, part: Pack) -> torch.Tensor:
 
 
 def _unit_gradients(job: Job, draw: Draw) -> list[dict[str, torch.Tensor]]:
-    """Compute each unit's gradient by plain autograd, one row at a time, by parameter name.
+    """Compute each unit's gradient by plain autograd, one row at a time, by parameter name, times its scale.
 
     The model is used as it is written, without the fast paths.
     """
-    parameters = models.trainable(job.model)
+    parameters, factors = models.trainable(job.model), scales(job)
     gradients: list[dict[str, torch.Tensor]] = []
     job.model.train()
     with original_layers(job.model):
@@ -171,7 +172,7 @@ def _unit_gradients(job: Job, draw: Draw) -> list[dict[str, torch.Tensor]]:
                 if loss.requires_grad:
                     (loss * float(draw.weight[i])).backward()
             gradients.append(
-                {n: p.grad.detach().clone() for n, p in parameters.items() if p.grad is not None}
+                {n: p.grad.detach() * factors[n] for n, p in parameters.items() if p.grad is not None}
             )
     job.model.zero_grad(set_to_none=True)
     return gradients
@@ -243,7 +244,7 @@ def _clipping(job: Job, draw: Draw, slow: list[dict[str, torch.Tensor]]) -> floa
     worst = 0.0
     layouts = {False, job.task.packs_rows}  # one line per row, and lines that rows share
     for clip, shares in product((0.5 * min(norms), float(np.median(norms)), 2 * max(norms)), layouts):
-        clipped = ClippedSum(job.model, job.task.packed_loss, clip)
+        clipped = ClippedSum(job.model, job.task.packed_loss, clip, scales=scales(job))
         for part in pack(draw, job.micro_tokens, shares):
             if part.parts:
                 clipped.add_large(_batch(job, draw, own) for own in part.parts)

@@ -13,7 +13,7 @@ from confide.models import loading as models
 from confide.privacy.mechanisms.values import Aggregation
 from confide.privacy.sampling import Draw
 from confide.runs.job import Job
-from confide.training.optimisation import Optimisation
+from confide.training.optimisation import Optimisation, scales_of
 from confide.training.step import PrivateStep
 
 PHASE = "verify"
@@ -56,6 +56,12 @@ def same_noise(job: Job) -> Aggregation:
 def is_private(job: Job) -> bool:
     """Return True if steps clip: ordinary ones, on text without anything sensitive, do not."""
     return combine(job).clip_norm is not None
+
+
+def scales(job: Job) -> dict[str, float]:
+    """Return the factor on the gradient of each trainable parameter, from the config."""
+    clips = is_private(job) and not combine(job).radii
+    return scales_of(job.model, job.run.config.privacy.scales.items() if clips else ())
 
 
 def matrix(job: Job) -> list[float]:

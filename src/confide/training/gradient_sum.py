@@ -1,6 +1,6 @@
 """Sum the clipped gradients of a draw, in micro-batches that fit in memory."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -64,6 +64,7 @@ class GradientSum:
         micro_tokens: tokens of a physical micro-batch; halved if memory does not suffice.
         ranks: the processes that add up one draw together.
         say: called with a sentence if memory did not suffice.
+        scales: factors on the gradients of parameters, by name, as `ClippedSum` has them.
     """
 
     def __init__(
@@ -76,13 +77,14 @@ class GradientSum:
         micro_tokens: int,
         ranks: Ranks,
         say: Callable[[str], None],
+        scales: Mapping[str, float],
     ):
         self.task, self.key, self.phase = task, key, phase
         self.micro_tokens, self.ranks, self.say = micro_tokens, ranks, say
         self.is_split = is_sharded(model)
         self.losses = Losses(task)
         self.clips = clip_norm is not None
-        self.clipped = ClippedSum(model, self.losses, clip_norm, ranks)
+        self.clipped = ClippedSum(model, self.losses, clip_norm, ranks, scales)
         self._arriving = torch.empty(0)
         self._pieces: list[
             tuple[Pack | Open, Vectors]

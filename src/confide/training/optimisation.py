@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,13 +17,14 @@ from confide.training.tensor_adamw import TensorAdamW
 from confide.utils.errors import InputError
 
 if TYPE_CHECKING:
+    from confide.config.schema import Config
     from confide.config.train_section import Train
 
 OptimizerOf = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 SchedulerOf = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 
 EMBEDDINGS = "embeddings"
-"""The word of `rate_factors` that stands for the token embeddings, whatever a model calls them."""
+"""The word of `rate_factors` and `privacy.scales` that stands for the token embeddings, whatever a model calls them."""
 
 RATE_FACTOR = "rate_factor"
 """The key under which the optimiser keeps a group's factor on the learning rate."""
@@ -40,20 +42,24 @@ def betas_of(steps: int) -> tuple[float, float]:
 
 
 def factors_of(
-    names: Iterable[str], rate_factors: Mapping[str, float], embeddings: Collection[str] = ()
+    names: Iterable[str],
+    factors: Mapping[str, float],
+    embeddings: Collection[str] = (),
+    key: str = "train.rate_factors",
 ) -> dict[str, float]:
-    """Return the factor on the learning rate of each tensor.
+    """Return the factor of each tensor: on its learning rate, or on its gradient.
 
     Args:
         names: of all tensors that are trained, such as `transformer.h.0.attn.c_attn.weight`.
-        rate_factors: factors by a part of a name, whole between points, with * for any characters; or by `EMBEDDINGS`.
+        factors: by a part of a name, whole between points, with * for any characters; or by `EMBEDDINGS`.
         embeddings: names of the token embeddings.
+        key: the key of the config that states them.
 
     Raises:
-        InputError: one of `rate_factors` fits no tensor.
+        InputError: one of `factors` fits no tensor.
     """
     found = dict.fromkeys(names, 1.0)
-    for word, factor in rate_factors.items():
+    for word, factor in factors.items():
         fit = [
             name
             for name in found
@@ -63,7 +69,7 @@ def factors_of(
             parts = sorted({part for name in found for part in name.split(".") if not part.isdigit()})
             close = get_close_matches(word, [EMBEDDINGS, *parts], n=1)
             raise InputError(
-                f"train.rate_factors: no tensor that is trained has {word!r} as a part of its name, between points"
+                f"{key}: no tensor that is trained has {word!r} as a part of its name, between points"
                 f"{f' (did you mean {close[0]!r}?)' if close else ''}; the parts of their names are "
                 f"{', '.join(parts)}, and {EMBEDDINGS} stands for those of tokens"
             )
@@ -72,9 +78,30 @@ def factors_of(
     return found
 
 
-def check_factors(rate_factors: Mapping[str, float], model: nn.Module) -> None:
-    """Raise InputError if one of `rate_factors` fits no tensor of the model that is trained; as `factors_of`."""
-    factors_of(models.trainable(model), rate_factors, models.token_embeddings(model))
+def scales_of(model: nn.Module, scales: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """Return the factor on the gradient of each trainable tensor of a model, of `Aggregation.scales`; by name.
+
+    Raises:
+        InputError: one of them fits no tensor.
+    """
+    return factors_of(models.trainable(model), dict(scales), models.token_embeddings(model), "privacy.scales")
+
+
+def check_factors(config: "Config", model: nn.Module, own: bool = False) -> None:
+    """Raise InputError if a word of `train.rate_factors` or `privacy.scales` fits no tensor that is trained.
+
+    Args:
+        own: the calling program has its own optimiser, which goes with neither.
+    """
+    if own:
+        if config.privacy.scales:
+            raise InputError(
+                "privacy.scales: the program's own optimizer would get gradients in other units than the weights: "
+                "leave this out, or take an optimizer of the config"
+            )
+        return  # it refuses rate factors itself
+    factors_of(models.trainable(model), config.train.rate_factors, models.token_embeddings(model))
+    scales_of(model, config.privacy.scales.items())
 
 
 @dataclass(frozen=True)
@@ -111,13 +138,18 @@ class Optimisation:
         parameters: Mapping[str, nn.Parameter],
         noise_std: float = 0.0,
         embeddings: Collection[str] = (),
+        scales: Mapping[str, float] = MappingProxyType({}),
     ) -> torch.optim.Optimizer:
         """Make the optimiser of the steps.
+
+        A parameter W with a scale s moves as if U were trained, with W = W_0 + s U: the gradient that it gets is that
+        of U, s times its own, and its learning rate is s times as high.
 
         Args:
             parameters: what it moves, by name.
             noise_std: standard deviation of the noise on each element of their gradients, `Aggregation.noise_std`.
             embeddings: names of the token embeddings among them.
+            scales: factors on their gradients, by name; 1 where there is none.
 
         Raises:
             InputError: a calling program's own is no optimiser of one gradient a step and of these parameters, or
@@ -126,18 +158,18 @@ class Optimisation:
         every = list(parameters.values())
         if self.optimizer_of is not None:
             return self._own(self.optimizer_of(every), every, noise_std)
-        made = self._of_groups(self._groups(parameters, embeddings), bool(noise_std))
+        made = self._of_groups(self._groups(parameters, embeddings, scales), bool(noise_std))
         for group in made.param_groups:
             group["lr"] *= group[RATE_FACTOR]
         return made
 
     def _groups(
-        self, parameters: Mapping[str, nn.Parameter], embeddings: Collection[str]
+        self, parameters: Mapping[str, nn.Parameter], embeddings: Collection[str], scales: Mapping[str, float]
     ) -> list[dict[str, Any]]:
         """Group parameters by their factor on the learning rate."""
         groups: dict[float, list[nn.Parameter]] = {}
         for name, factor in factors_of(parameters, self.rate_factors, embeddings).items():
-            groups.setdefault(factor, []).append(parameters[name])
+            groups.setdefault(factor * scales.get(name, 1.0), []).append(parameters[name])
         return [{"params": members, RATE_FACTOR: factor} for factor, members in groups.items()]
 
     def _of_groups(self, groups: list[dict[str, Any]], is_noised: bool) -> torch.optim.Optimizer:

@@ -22,7 +22,7 @@ from confide.privacy.sampling import Draw, StopTraining
 from confide.randomness.streams import FastStream, Normal, RunKey, add_noise
 from confide.training.draw_ahead import DrawAhead
 from confide.training.gradient_sum import GradientSum, Vectors
-from confide.training.optimisation import RATE_FACTOR, Optimisation
+from confide.training.optimisation import RATE_FACTOR, Optimisation, scales_of
 from confide.training.step_report import Report, reported
 from confide.training.step_state import put_back, taken
 from confide.training.tasks import Task
@@ -93,12 +93,13 @@ class PrivateStep:
         self.fast = noise == "fast"
         self.ranks, self.observer = ranks or Ranks(), observer
         self.parameters = models.trainable(model)
+        scales = scales_of(model, aggregation.scales)
         self.optimizer = optimisation.build(
-            self.parameters, aggregation.noise_std, models.token_embeddings(model)
+            self.parameters, aggregation.noise_std, models.token_embeddings(model), scales
         )
         self.scheduler = optimisation.scheduler(self.optimizer)
         self.gradients = GradientSum(
-            model, task, aggregation.clip_norm, key, phase, micro_tokens, self.ranks, say
+            model, task, aggregation.clip_norm, key, phase, micro_tokens, self.ranks, say, scales
         )
         self.units = (
             UnitComparison(self.gradients, self.parameters, aggregation, folder)

@@ -46,6 +46,7 @@ class Readings:
         contents: the graph of all contents.
         rows: int64[m], each canary's row in `contents`.
         seal: authenticates what is kept, with the key of the run.
+        scales: factors on the canaries' gradients, by name of a parameter, as `ClippedSum` has them.
         clip_norm, noise, scale: of the sums: the clip norm of a unit (None: nothing is clipped), the stated standard
             deviation of the noise, and the factor of both.
         rate: the probability that a unit takes part in a step.
@@ -61,6 +62,7 @@ class Readings:
     contents: UnitGraph
     rows: np.ndarray
     seal: Seal
+    scales: Mapping[str, float]
     clip_norm: float | None
     noise: float
     scale: float
@@ -103,7 +105,9 @@ class Readings:
         whole = np.concatenate([rest[name].float().flatten().cpu().numpy() for name in rest])
         kept = Gradients(len(self.rows), len(whole), self.path.parent)
         precise = replace(self.task, autocast=False)
-        clipped = ClippedSum(self.model, precise.row_loss, 1.0)  # it gives whole gradients, and clips none
+        clipped = ClippedSum(
+            self.model, precise.row_loss, 1.0, scales=self.scales
+        )  # it gives whole gradients, and clips none
         longest = int(self.contents.lengths_of(self.rows).max())
         size = max(1, min(BATCH, LARGEST // len(whole), self.micro_tokens // longest))
         for first in range(0, len(self.rows), size):

@@ -70,6 +70,7 @@ class Mechanism(ABC):
     divisor: float | None = None
     row_length: int = 128
     bands: int = 1
+    scales: tuple[tuple[str, float], ...] = ()
     optimizer: str = "tensor-adamw"
     schedule: str = "constant"
     warmup: int = 0
@@ -153,7 +154,14 @@ class Mechanism(ABC):
     def aggregation(self, parameters: PrivacyParameters, noise_multiplier: float) -> Aggregation:
         """Divide the *noised* sum by the divisor; with `normalised`, by clip_norm as well (De et al. 2022)."""
         scale = 1 / parameters.divisor / (self.clip_norm if self.normalised else 1)
-        return Aggregation(self.clip_norm, noise_multiplier, scale, bands=self.bands, exponent=self.exponent)
+        return Aggregation(
+            self.clip_norm,
+            noise_multiplier,
+            scale,
+            bands=self.bands,
+            exponent=self.exponent,
+            scales=self.scales,
+        )
 
     @property
     def exponent(self) -> float:
@@ -257,6 +265,7 @@ class Mechanism(ABC):
         known["bands"] = (
             config.privacy.bands if cls.correlates else 1
         )  # an alternative, shown next to a mechanism that does
+        known["scales"] = tuple(config.privacy.scales.items())
         if config.privacy.sampling == "bins" and not cls.deals:
             known["sampling"] = "poisson"  # the same
         known["histograms"] = Histograms.asked(config) if cls.counts else None  # the same
@@ -419,11 +428,18 @@ class Mechanism(ABC):
             sampled,
             *(turns if self.bands > 1 else ()),
             *((_DEALT,) if self.sampling == "bins" else ()),
+            *(_scaled(self.scales) if self.scales else ()),
             f"divisor {divisor:g} of the noised sum",
             f"number of steps {steps}",
             "delta, clip norm, noise multiplier and all other settings of the config",
             *more,
         )
+
+
+def _scaled(scales: tuple[tuple[str, float], ...]) -> tuple[str]:
+    """Say which gradients are multiplied before they are clipped."""
+    each = ", ".join(f"{word} by {factor:g}" for word, factor in scales)
+    return (f"gradients are multiplied before they are clipped and noised, in every row alike: {each}",)
 
 
 _DEALT = (

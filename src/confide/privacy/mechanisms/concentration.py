@@ -293,5 +293,10 @@ def _clipping_faults(config: "Config") -> Iterator[tuple[str, str]]:
             "privacy.normalised",
             "the filter clips nothing, so there is no clip norm to divide by: remove it",
         )
+    if privacy.scales:
+        yield (
+            "privacy.scales",
+            "the filter clips nothing, so no tensor can count more in a clipped norm: remove it",
+        )
     if config.train.divisor is not None:
         yield "train.divisor", "the filter divides by how many units it keeps: remove it"

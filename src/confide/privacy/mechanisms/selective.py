@@ -101,6 +101,7 @@ class Selective(SensitiveText):
             normalised=self.normalised,
             adjacency=self.adjacency,
             row_length=self.row_length,
+            scales=self.scales,
         )
 
     def _missed(self, shape: Shape, steps: int, share: float, zeroed: bool = False) -> DominatingPair:

@@ -130,6 +130,8 @@ class Aggregation:
         scale: factor on the noised sum; never a function of the rows or units drawn.
         bands: number of steps over which noise is correlated; 1 if it is independent.
         exponent: of the matrix that correlates it.
+        scales: factors on the gradients of tensors, by a part of their names, as `privacy.scales` has them. Clip norm
+            and noise are those of gradients that were multiplied so ("scale-then-privatise").
     """
 
     clip_norm: float | None
@@ -137,6 +139,7 @@ class Aggregation:
     scale: float
     bands: int = field(default=1, kw_only=True)
     exponent: float = field(default=SQUARE_ROOT, kw_only=True)
+    scales: tuple[tuple[str, float], ...] = field(default=(), kw_only=True)
 
     @property
     def radii(self) -> tuple[float, ...]:
@@ -167,7 +170,10 @@ class Aggregation:
         clip = "none" if self.clip_norm is None else float(self.clip_norm).hex()
         numbers = (clip, float(self.noise_multiplier).hex(), float(self.scale).hex(), str(self.bands))
         matrix = "" if self.exponent == SQUARE_ROOT else f" exponent {float(self.exponent).hex()}"
-        return f"clip norm, noise multiplier, scale, bands: {' '.join(numbers)}{matrix}".encode()
+        scales = (
+            f" scales {', '.join(f'{name!r} {by.hex()}' for name, by in self.scales)}" if self.scales else ""
+        )
+        return f"clip norm, noise multiplier, scale, bands: {' '.join(numbers)}{matrix}{scales}".encode()
 
     @property
     def noise_scale(self) -> float:

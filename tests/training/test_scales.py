@@ -1,0 +1,122 @@
+"""`privacy.scales` from the config to the step, the twin, the claim and the audit."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import confide
+from confide.config.loading import check
+from confide.privacy.mechanisms.values import Aggregation
+from confide.runs.folder import Run
+from confide.runs.job import Job
+from confide.training.optimisation import EMBEDDINGS, RATE_FACTOR
+from confide.utils.console import Console
+from confide.utils.errors import InputError
+from tests import small
+from tests.test_resume import config
+
+SCALES = {EMBEDDINGS: 3.0, "h.0": 0.5}
+
+
+def job(folder, twin=False, **changes):
+    return Job.of(Run(config(folder, privacy__scales=SCALES, **changes), twin), Console(quiet=True))
+
+
+def test_a_scaled_tensor_moves_faster_by_its_scale(tmp_path):
+    made = job(tmp_path / "run", train__rate_factors={EMBEDDINGS: 0.5})
+    runner = made.phase_runner()
+    runner(0)
+    factors = {
+        id(each): group[RATE_FACTOR]
+        for group in runner._steps[0].optimizer.param_groups
+        for each in group["params"]
+    }
+    parameters = dict(made.model.named_parameters())
+    assert factors[id(parameters["transformer.wte.weight"])] == 1.5
+    assert factors[id(parameters["transformer.h.0.mlp.c_fc.weight"])] == 0.5
+    assert factors[id(parameters["transformer.ln_f.weight"])] == 1.0
+
+
+def test_a_step_is_that_of_a_model_written_with_the_scale_in_front(tmp_path):
+    """W = W_0 + s U: the step of U by plain SGD, with U's gradients clipped, moves W as the scale does."""
+    plain = {"train__optimizer": "sgd", "train__learning_rate": 100.0, "privacy__noise_multiplier": 0.0}
+    scaled, alone = (
+        job(tmp_path / "a", **plain),
+        Job.of(Run(config(tmp_path / "b", **plain)), Console(quiet=True)),
+    )
+    before = {name: p.detach().clone() for name, p in scaled.model.named_parameters()}
+    once = alone.model
+    scale = {name: 3.0 if "wte" in name else 0.5 if ".h.0." in name else 1.0 for name in before}
+    runner = scaled.phase_runner()
+    runner(0)
+    step = runner._steps[0]
+    draw, aggregation = step.sampler.draw(0), step.aggregation
+    expected = {name: torch.zeros_like(p) for name, p in before.items()}
+    once.train()
+    for unit in range(draw.groups):
+        once.zero_grad()
+        for row in [i for i in range(len(draw.rows)) if draw.group[i] == unit]:
+            ids = torch.tensor(draw.rows[row].astype("int64"))[None]
+            loss = torch.nn.functional.cross_entropy(once(input_ids=ids).logits[0, :-1], ids[0, 1:])
+            (float(draw.weight[row]) * loss).backward()
+        of_u = {name: scale[name] * p.grad for name, p in once.named_parameters() if p.grad is not None}
+        norm = sum(float(g.double().square().sum()) for g in of_u.values()) ** 0.5
+        for name, g in of_u.items():
+            expected[name] += min(1.0, aggregation.clip_norm / norm) * g
+    rate = step.optimisation.rate(0)
+    for name, p in scaled.model.named_parameters():
+        moved = (p.detach() - before[name]).double()
+        wanted = -rate * scale[name] * aggregation.scale * expected[name].double()
+        assert (moved - wanted).norm() <= 1e-3 * wanted.norm() + 1e-9, name
+
+
+def test_the_twin_has_none(tmp_path):
+    made = job(tmp_path / "run", twin=True)
+    [phase] = made.phases()
+    assert phase.mechanism.aggregation(made.setting.parameters, 0.0).scales == ()
+    assert Run(made.run.config).config.privacy.scales == SCALES
+
+
+def test_the_claim_says_what_is_multiplied(tmp_path):
+    facts = job(tmp_path / "run").guarantee(24).public_facts
+    said = "gradients are multiplied before they are clipped and noised, in every row alike: "
+    assert said + "embeddings by 3, h.0 by 0.5" in facts
+    without = Job.of(Run(config(tmp_path / "plain")), Console(quiet=True)).guarantee(24).public_facts
+    assert not any("multiplied" in fact for fact in without)
+
+
+def test_an_observer_of_the_sums_multiplies_the_canaries_too(tmp_path):
+    raw = config(tmp_path / "run", privacy__scales=SCALES).model_dump(mode="json", exclude={"canaries"})
+    made = Job.of(Run(check(raw | {"canaries": {"count": 2, "white_box": True}})), Console(quiet=True))
+    [phase] = made.phases()
+    scales = made.readings(phase).scales
+    assert scales["transformer.wte.weight"] == 3.0
+    assert scales["transformer.ln_f.weight"] == 1.0
+
+
+def test_other_scales_have_other_noise():
+    plain = Aggregation(1.0, 1.0, 0.1)
+    scaled, other = (replace(plain, scales=((EMBEDDINGS, by),)) for by in (2.0, 3.0))
+    assert len({each.binding() for each in (plain, scaled, other)}) == 3
+
+
+def test_a_programs_own_optimiser_is_refused_before_the_folder_is_bound(tmp_path):
+    settings = config(tmp_path / "run", privacy__scales=SCALES)
+    with pytest.raises(InputError, match=r"privacy\.scales: the program's own optimizer"):
+        confide.train(settings, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+    assert not (tmp_path / "run" / "run" / "ledger.jsonl").exists()
+
+
+def test_the_filter_has_no_norm_to_count_in(tmp_path):
+    raw = config(tmp_path / "run").model_dump(mode="json")
+    raw["privacy"] |= {"mechanism": "concentration", "tau": 0.5, "scales": SCALES}
+    with pytest.raises(InputError, match=r"privacy\.scales: the filter clips nothing"):
+        check(raw)
+
+
+def test_a_factor_must_be_positive(tmp_path):
+    raw = {"model": str(small.config_file(tmp_path)), "tokenizer": "bundled"}
+    raw |= {"data": {"train": "x", "unit": "u"}, "privacy": {"epsilon": 8.0, "scales": {EMBEDDINGS: 0.0}}}
+    with pytest.raises(InputError, match=r"privacy\.scales: 0\.0 is not valid"):
+        check(raw)
