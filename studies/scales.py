@@ -68,8 +68,8 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
 def tables(rows: Sequence[Row]) -> list[Table]:
     note = (
         "The learning rates of each arm are four factors on the one that the planner's rule gives, 0.5 to 1.4, and "
-        "were chosen on validation text. Where the lowest was chosen, a lower one might be better. Intervals are of 95% "
-        "over run keys."
+        "were chosen on validation text. Where the lowest was chosen, a lower one might be better. Intervals are of "
+        "95% over run keys."
     )
     heads = ("what is multiplied", "against all alike")
     return [
