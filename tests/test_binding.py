@@ -98,6 +98,9 @@ def test_noise_is_bound_to_numbers_and_not_to_names():
     assert replace(aggregation, exponent=0.625).binding() == (
         aggregation.binding() + b" exponent 0x1.4000000000000p-1"
     )
+    scaled = replace(aggregation, scales=(("wte", 2.0), ("h.0", 0.5)))
+    of_both = b" scales 'wte' 0x1.0000000000000p+1, 'h.0' 0x1.0000000000000p-1"
+    assert scaled.binding() == aggregation.binding() + of_both
     filtering = ConcentrationAggregation(None, 0.8, 0.125, 0.5, 20, 4.0)
     assert (
         filtering.binding() == b"clip norm, noise multiplier, scale, bands: none 0x1.999999999999ap-1 "
@@ -111,5 +114,6 @@ def test_noise_is_bound_to_numbers_and_not_to_names():
 def test_noise_is_bound_to_every_field(made):
     for field in fields(made):
         value = getattr(made, field.name)
-        other = replace(made, **{field.name: 2.0 if value is None else 2 * value})
+        changed = (("wte", 2.0),) if field.name == "scales" else 2.0 if value is None else 2 * value
+        other = replace(made, **{field.name: changed})
         assert other.binding() != made.binding(), field.name

@@ -106,11 +106,14 @@ def task_of(model: torch.nn.Module) -> Task:
 def steps(
     model, draws: list[Draw], clip: float | None, micro_tokens: int, ranks: Ranks, bands: int = 1
 ) -> tuple[PrivateStep, list]:
-    aggregation = Aggregation(clip, 0.5 if clip else 0.0, 0.25, bands=bands)
+    # Positions count more in the norm than the rest, and move faster.
+    has_positions = "transformer.wpe.weight" in models.trainable(model)
+    scales = (("wpe", 3.0),) if clip and has_positions else ()
+    aggregation = Aggregation(clip, 0.5 if clip else 0.0, 0.25, bands=bands, scales=scales)
     # Without noise AdamW would blow up rounding where a gradient is zero, such as that of a key's bias.
     kind = "sgd" if not clip else "tensor-adamw" if bands == 1 else "adamw"
     # The optimiser then has its parameters in another order than the model.
-    factors = {"wpe": 2.0} if "transformer.wpe.weight" in models.trainable(model) else {}
+    factors = {"wpe": 2.0} if has_positions else {}
     optimisation = Optimisation(len(draws), 0.01, optimizer=kind, rate_factors=factors)
     task = task_of(model)
     if task.facts.is_causal:  # one process, which they are compared with, has a line for each row
