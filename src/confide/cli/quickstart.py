@@ -54,11 +54,12 @@ def config(folder: Path) -> Config:
                 "rows_per_unit": 1,
                 "selection": "random-chunk",
                 "bands": 8,
+                "scales": {"embeddings": 2.0, "attn": 0.5},
             },
             "train": {
                 "steps": 24,
                 "batch": 192.0,
-                "learning_rate": 1.1e-2,
+                "learning_rate": 8e-3,
                 "twin_learning_rate": STEADY,
                 "betas": [0.6, 0.999],
                 "checkpoint_every": 12,
