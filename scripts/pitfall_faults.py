@@ -65,7 +65,7 @@ PITFALLS = [
         "9",
         "the optimiser moves copies of the weights",
         "training/step.py::PrivateStep.__init__",
-        "optimisation.build(self.parameters, aggregation.noise_std, models.token_embeddings(model))",
+        "optimisation.build(self.parameters, aggregation.noise_std, models.token_embeddings(model), scales)",
         "optimisation.build({name: nn.Parameter(p.detach().clone()) for name, p in self.parameters.items()}, "
         "aggregation.noise_std)",
         "tests/training/test_step.py -k lora",

@@ -1,6 +1,8 @@
 """The white-box audit: evidence of noised sums, and readings that leave training as it is."""
 
 import math
+from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -111,10 +113,10 @@ def readings(folder, clip_norm=0.5):
     return made, rows
 
 
-def gradient(model, task, row, clip_norm):
+def gradient(model, task, row, clip_norm, scales=MappingProxyType({})):
     model.zero_grad()
     task.row_loss(model, task.collate([row]))[0].backward()
-    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    found = {n: scales.get(n, 1.0) * p.grad for n, p in model.named_parameters() if p.grad is not None}
     model.zero_grad(set_to_none=True)
     norm = float(sum(vector.double().square().sum() for vector in found.values()) ** 0.5)
     return {name: vector * min(1.0, clip_norm / norm) for name, vector in found.items()}
@@ -141,6 +143,19 @@ def test_a_canary_that_is_in_the_sum_has_more_evidence_than_others(tmp_path, mon
     scores = made.scores(2)
     assert scores[1] > 1 > 0 > max(scores[0], scores[2])
     assert made.scores(1)[1] == pytest.approx(scores[1] / 2)
+
+
+def test_the_gradients_of_canaries_are_multiplied_as_those_of_training_are(tmp_path):
+    scales = {"transformer.wte.weight": 5.0, "transformer.wpe.weight": 0.2}
+    made, rows = readings(tmp_path)
+    each = [gradient(made.model.eval(), made.task, row, 0.5, scales) for row in rows]
+    products, along = replace(made, scales=scales)._products(each[1])
+    wanted = [[float(sum((a[name] * b[name]).sum() for name in a)) for a in each] for b in each]
+    # Norms are rounded up, so that clipped gradients are a little shorter.
+    assert products == pytest.approx(np.array(wanted), rel=5e-3)
+    assert along == pytest.approx(np.array(wanted[1]), rel=5e-3)
+    without, _ = made._products(each[1])
+    assert not np.allclose(without, np.array(wanted), rtol=0.05)
 
 
 def test_a_canary_whose_gradient_is_not_finite_tells_nothing_and_ends_nothing(tmp_path, monkeypatch):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from confide.config import registry
+from confide.config import registry, yaml_text
 from confide.config.schema import Config
 
 
@@ -26,8 +26,8 @@ def condition_faults(config: Config) -> Iterator[tuple[str, str]]:
     if not data.conditions:
         yield (
             "data.conditions",
-            f"say which values of {', '.join(fields)} there are, as [one, other] or a file: the list is published with "
-            "the model, so write down what is known without the private text",
+            f"say which values of {', '.join(map(yaml_text.name, fields))} there are, as [one, other] or a file: the "
+            "list is published with the model, so write down what is known without the private text",
         )
     if not registry.task_facts(config.task).is_causal:
         yield "data.condition", f"is for a model that writes text, and this is {config.task}"

@@ -124,7 +124,9 @@ def _apply(raw: dict[str, Any], override: str) -> None:
     for parent in parents:
         place = place.setdefault(parent, {})
         if not isinstance(place, dict):
-            raise InputError(f"{yaml_text.shown(override)}: {_name(parent)} is not a section of the config")
+            raise InputError(
+                f"{yaml_text.shown(override)}: {yaml_text.name(parent)} is not a section of the config"
+            )
     place[last] = value
 
 
@@ -143,7 +145,7 @@ def parsed(text: str, where: str) -> Any:
 
 def check(raw: Mapping[str, Any], where: str = "config") -> Config:
     """Validate a mapping; find all faults before raising one error."""
-    faults = [f"{_name(key)}: holds {text}" for key, text in _unspeakable(raw)]
+    faults = [f"{yaml_text.name(key)}: holds {text}" for key, text in _unspeakable(raw)]
     if faults:
         raise _report(where, faults)
     faulty: set[str] = set()
@@ -185,11 +187,6 @@ def _unspeakable(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
             yield from _unspeakable(item, key)
 
 
-def _name(key: str) -> str:
-    """Write a key for a message: unchanged, or in quotes if it might be misread."""
-    return key if key.isprintable() and len(key) <= 80 else yaml_text.shown(key)
-
-
 def _report(where: str, faults: list[str]) -> InputError:
     if len(faults) == 1:
         return InputError(f"{where}: {faults[0]}")
@@ -214,7 +211,7 @@ def _path(detail: ErrorDetails, schema: type[Config]) -> list[str]:
 
 def _sentence(key: str, detail: ErrorDetails, schema: type[Config]) -> str:
     section, _, name = key.rpartition(".")
-    key = _name(key)
+    key = yaml_text.name(key)
     if detail["type"] == "extra_forbidden":
         near = [
             k for k in keys(schema) if k.rpartition(".")[2] == name

@@ -131,6 +131,11 @@ def read(text: str) -> Any:
         raise InputError(f"{place}not valid YAML: {said}") from None
 
 
+def name(key: str) -> str:
+    """Write a name for a message: unchanged, or in quotes if it might be misread."""
+    return key if key.isprintable() and len(key) <= 80 else shown(key)
+
+
 def shown(value: Any, longest: int = 60) -> str:
     """Write a value of a config as YAML on one line: true, null, .inf; text in quotes, cut if it is long."""
     if isinstance(value, str):
