@@ -99,8 +99,9 @@ def test_noise_is_bound_to_numbers_and_not_to_names():
         aggregation.binding() + b" exponent 0x1.4000000000000p-1"
     )
     scaled = replace(aggregation, scales=(("wte", 2.0), ("h.0", 0.5)))
-    of_both = b" scales 'wte' 0x1.0000000000000p+1, 'h.0' 0x1.0000000000000p-1"
+    of_both = b" scales 'h.0' 0x1.0000000000000p-1, 'wte' 0x1.0000000000000p+1"
     assert scaled.binding() == aggregation.binding() + of_both
+    assert replace(scaled, scales=scaled.scales[::-1]).binding() == scaled.binding()
     filtering = ConcentrationAggregation(None, 0.8, 0.125, 0.5, 20, 4.0)
     assert (
         filtering.binding() == b"clip norm, noise multiplier, scale, bands: none 0x1.999999999999ap-1 "

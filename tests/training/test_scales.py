@@ -10,7 +10,7 @@ from confide.config.loading import check
 from confide.privacy.mechanisms.values import Aggregation
 from confide.runs.folder import Run
 from confide.runs.job import Job
-from confide.training.optimisation import EMBEDDINGS, RATE_FACTOR
+from confide.training.optimisation import EMBEDDINGS, RATE_FACTOR, Optimisation
 from confide.utils.console import Console
 from confide.utils.errors import InputError
 from tests import small
@@ -76,6 +76,7 @@ def test_the_twin_has_none(tmp_path):
     [phase] = made.phases()
     assert phase.mechanism.aggregation(made.setting.parameters, 0.0).scales == ()
     assert Run(made.run.config).config.privacy.scales == SCALES
+    assert not any("multiplied" in fact for fact in made.guarantee(24).public_facts)
 
 
 def test_the_claim_says_what_is_multiplied(tmp_path):
@@ -99,6 +100,31 @@ def test_other_scales_have_other_noise():
     plain = Aggregation(1.0, 1.0, 0.1)
     scaled, other = (replace(plain, scales=((EMBEDDINGS, by),)) for by in (2.0, 3.0))
     assert len({each.binding() for each in (plain, scaled, other)}) == 3
+
+
+def test_a_run_goes_on_with_the_same_noise_whatever_the_order_of_its_scales(tmp_path):
+    """Another order is no other config, so the run goes on; a step that is taken again must have its own noise."""
+    first, again = (
+        Job.of(Run(config(tmp_path / "run", secret=True, privacy__scales=dict(items))), Console(quiet=True))
+        for items in (SCALES.items(), reversed(SCALES.items()))
+    )
+    noise = []
+    for made in (first, again):
+        runner = made.phase_runner()
+        runner(0)
+        noise.append({name: p.detach().clone() for name, p in made.model.named_parameters()})
+    assert all(torch.equal(noise[0][name], noise[1][name]) for name in noise[0])
+
+
+def test_a_scheduler_that_sets_one_rate_for_all_is_refused():
+    optimisation = Optimisation(
+        steps=2,
+        optimizer="sgd",
+        scheduler_of=lambda made: torch.optim.lr_scheduler.OneCycleLR(made, max_lr=1.0, total_steps=2),
+    )
+    parameters = {name: torch.nn.Parameter(torch.zeros(1)) for name in ("a", "b")}
+    with pytest.raises(InputError, match=r"OneCycleLR gives all tensors one rate, and privacy\.scales"):
+        optimisation.scheduler(optimisation.build(parameters, scales={"a": 4.0}))
 
 
 def test_a_programs_own_optimiser_is_refused_before_the_folder_is_bound(tmp_path):

@@ -244,11 +244,12 @@ class Optimisation:
             raise InputError(
                 f"scheduler: it made a {type(made).__name__}{why}; give an LRScheduler of the step alone"
             )
-        # A program's own optimiser may have several rates as it likes; beside it there are no factors.
+        # A program's own optimiser may have several rates as it likes; beside it there are no factors and scales.
         rates = {round(group["lr"] / group.get(RATE_FACTOR, 1.0), 12) for group in optimizer.param_groups}
-        if self.rate_factors and len(rates) > 1:
+        if self.optimizer_of is None and len(rates) > 1:
+            key = "train.rate_factors" if self.rate_factors else "privacy.scales"
             raise InputError(
-                f"scheduler: a {type(made).__name__} gives all tensors one rate, and train.rate_factors asks for "
+                f"scheduler: a {type(made).__name__} gives all tensors one rate, and {key} asks for "
                 "several: leave that out, or give a scheduler that multiplies rates, such as LambdaLR"
             )
         return made

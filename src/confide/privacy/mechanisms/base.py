@@ -265,7 +265,9 @@ class Mechanism(ABC):
         known["bands"] = (
             config.privacy.bands if cls.correlates else 1
         )  # an alternative, shown next to a mechanism that does
-        known["scales"] = tuple(config.privacy.scales.items())
+        known["scales"] = tuple(
+            sorted(config.privacy.scales.items())
+        )  # their order in the config means nothing
         if config.privacy.sampling == "bins" and not cls.deals:
             known["sampling"] = "poisson"  # the same
         known["histograms"] = Histograms.asked(config) if cls.counts else None  # the same

@@ -103,7 +103,9 @@ class NonPrivate(Mechanism):
     def twin(cls, mechanism: Mechanism) -> "NonPrivate":
         """Return the non-private twin of a mechanism: the same draws, without clip and noise."""
         shared = {field.name: getattr(mechanism, field.name) for field in fields(Mechanism)}
-        return cls(**shared | {"bands": 1, "histograms": None}, like=mechanism)
+        return cls(
+            **shared | {"bands": 1, "histograms": None, "scales": ()}, like=replace(mechanism, scales=())
+        )
 
     @classmethod
     def validation_errors(cls, config: "Config") -> Iterator[tuple[str, str]]:

@@ -171,7 +171,9 @@ class Aggregation:
         numbers = (clip, float(self.noise_multiplier).hex(), float(self.scale).hex(), str(self.bands))
         matrix = "" if self.exponent == SQUARE_ROOT else f" exponent {float(self.exponent).hex()}"
         scales = (
-            f" scales {', '.join(f'{name!r} {by.hex()}' for name, by in self.scales)}" if self.scales else ""
+            f" scales {', '.join(f'{name!r} {by.hex()}' for name, by in sorted(self.scales))}"
+            if self.scales
+            else ""
         )
         return f"clip norm, noise multiplier, scale, bands: {' '.join(numbers)}{matrix}{scales}".encode()
 
