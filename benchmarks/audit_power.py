@@ -139,7 +139,6 @@ def trial(game: Game, seed: int, is_broken: bool, folder: Path) -> str:
         contents,
         np.arange(game.users),
         Seal(key),
-        {},
         aggregation.clip_norm,
         aggregation.noise_scale,
         aggregation.scale,

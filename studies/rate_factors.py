@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from confide.training.optimisation import EMBEDDINGS as WORD
+from confide.config.train_section import EMBEDDINGS as WORD
 from studies.parts import short_runs
 from studies.parts.short_runs import HELPDESK
 from studies.runner import users

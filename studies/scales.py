@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from confide.training.optimisation import EMBEDDINGS
+from confide.config.train_section import EMBEDDINGS
 from studies.parts import short_runs
 from studies.parts.short_runs import HELPDESK
 from studies.runner import users
@@ -38,7 +38,7 @@ FACTORS: Mapping[str, tuple[float, ...]] = {
     HELPDESK: (1.0, 1.4, 2.0, 2.8, 4.0),
 }
 """The learning rates that are tried, over the rule's, which is for independent noise; correlated noise bears more."""
-_BANDS = 8  # of the quickstart, whose other settings the helpdesk has
+_BANDS = 8  # on the helpdesk, as in the quickstart
 
 
 def grids(work: Work, text: str) -> list[Grid]:
@@ -92,7 +92,7 @@ STUDY = Study(
     measure=measure,
     findings=findings,
     tables=tables,
-    minutes=45,
+    minutes=60,
     deviations=f"{short_runs.DEVIATIONS} There biases, norms and embeddings of positions stay as they are, and noise "
     f"is correlated over {_BANDS} steps, as in the quickstart. On posts and articles noise is independent.",
     reads=users.READS,

@@ -50,7 +50,7 @@ def spare_measured_memory() -> None:
     Processes of their own measure, and so does tests/training/test_memory_fit.py.
     """
 
-    def most(model: Any, task: Any, width: int, ranks: Any, reserved_bytes: int) -> int:
+    def most(model: Any, task: Any, width: int, ranks: Any, reserved_bytes: int, scales: Any) -> int:
         logits = 1 << (memory_fit.LOGITS // task.vocabulary).bit_length() - 1
         found: int = ranks.least(max(width, min(memory_fit.MOST[ranks.device.type], logits)))
         return found

@@ -314,10 +314,12 @@ def test_a_run_measures_what_fits_unless_it_is_told(tmp_path, monkeypatch):
     ]  # a process whose heap has room for the passes shows no growth of its own
     monkeypatch.setattr(memory, "peak", lambda device, work: grown.pop(0))
     monkeypatch.setattr(memory, "free", lambda device: 0)
-    made = Job.of(Run(config(tmp_path / "measured")), Console(quiet=True))
+    scaled = {"wte": 2.0}
+    made = Job.of(Run(config(tmp_path / "measured", privacy__scales=scaled)), Console(quiet=True))
     assert (made.micro_tokens, len(measured)) == (16, 1)  # a row's, as nothing is free
     weights = sum(p.numel() for p in made.model.parameters())
-    assert measured[0][2:] == (16, made.ranks, 4 * weights)  # TensorAdamW's one state
+    assert measured[0][2:5] == (16, made.ranks, 4 * weights)  # TensorAdamW's one state
+    assert {name for name, factor in measured[0][5].items() if factor != 1} == {"transformer.wte.weight"}
     made = Job.of(Run(config(tmp_path / "told", train__micro_tokens=64)), Console(quiet=True))
     assert (made.micro_tokens, len(measured)) == (64, 1)
 

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from confide.config.loading import check
+from confide.config.train_section import EMBEDDINGS
 from confide.models.loading import load_model, token_embeddings
 from confide.runs.folder import Run
 from confide.runs.job import Job
-from confide.training.optimisation import EMBEDDINGS, RATE_FACTOR, Optimisation, factors_of
+from confide.training.optimisation import RATE_FACTOR, Optimisation, factors_of
 from confide.utils.console import Console
 from confide.utils.errors import InputError
 from tests import small

@@ -7,10 +7,11 @@ import torch
 
 import confide
 from confide.config.loading import check
+from confide.config.train_section import EMBEDDINGS
 from confide.privacy.mechanisms.values import Aggregation
 from confide.runs.folder import Run
 from confide.runs.job import Job
-from confide.training.optimisation import EMBEDDINGS, RATE_FACTOR, Optimisation
+from confide.training.optimisation import RATE_FACTOR, Optimisation
 from confide.utils.console import Console
 from confide.utils.errors import InputError
 from tests import small
@@ -81,8 +82,8 @@ def test_the_twin_has_none(tmp_path):
 
 def test_the_claim_says_what_is_multiplied(tmp_path):
     facts = job(tmp_path / "run").guarantee(24).public_facts
-    said = "gradients are multiplied before they are clipped and noised, in every row alike: "
-    assert said + "embeddings by 3, h.0 by 0.5" in facts
+    said = "in steps that clip, gradients are multiplied before that, in every row alike: of the token embeddings "
+    assert said + "by 3.0, of tensors named h.0 by 0.5; where several fit, by their product" in facts
     without = Job.of(Run(config(tmp_path / "plain")), Console(quiet=True)).guarantee(24).public_facts
     assert not any("multiplied" in fact for fact in without)
 
@@ -134,11 +135,20 @@ def test_a_programs_own_optimiser_is_refused_before_the_folder_is_bound(tmp_path
     assert not (tmp_path / "run" / "run" / "ledger.jsonl").exists()
 
 
-def test_the_filter_has_no_norm_to_count_in(tmp_path):
+@pytest.mark.parametrize("mechanism", ["none", "redacted", "concentration"])
+def test_where_nothing_is_clipped_no_tensor_can_count_more(tmp_path, mechanism):
     raw = config(tmp_path / "run").model_dump(mode="json")
-    raw["privacy"] |= {"mechanism": "concentration", "tau": 0.5, "scales": SCALES}
-    with pytest.raises(InputError, match=r"privacy\.scales: the filter clips nothing"):
+    raw["privacy"] |= {"mechanism": mechanism, "scales": SCALES}
+    with pytest.raises(InputError, match=f"privacy.scales: mechanism {mechanism} clips nothing"):
         check(raw)
+
+
+@pytest.mark.parametrize("scales", [{"wte": 1e39}, {"wte": 1e4, EMBEDDINGS: 1e4}, {"h.0": 1e-7}])
+def test_a_scale_that_numbers_cannot_hold_is_refused(tmp_path, scales):
+    """Each gradient would be infinite, and so count as nothing; or a tensor would not move."""
+    with pytest.raises(InputError, match=r"privacy\.scales: .* possible are 1e-06 to 1000000\.0"):
+        Job.of(Run(config(tmp_path / "run", privacy__scales=scales)), Console(quiet=True))
+    assert not (tmp_path / "run" / "run" / "ledger.jsonl").exists()
 
 
 def test_a_factor_must_be_positive(tmp_path):

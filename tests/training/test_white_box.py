@@ -108,7 +108,7 @@ def readings(folder, clip_norm=0.5):
     contents, seal = UnitGraph.open(folder / "contents"), Seal(RunKey.from_text("x"))
     units = np.arange(3)
     made = Readings(
-        model, task, folder / "evidence", 2, units, contents, units, seal, {}, clip_norm, 1.0, 0.1, rate=0.5
+        model, task, folder / "evidence", 2, units, contents, units, seal, clip_norm, 1.0, 0.1, rate=0.5
     )
     return made, rows
 

@@ -87,7 +87,7 @@ class Privacy(Section):
         description="factors on the gradients of some tensors before they are clipped, as `{embeddings: 2}`: they "
         "count more in the norm that is clipped, and their learning rate is as many times as high. The noise is then "
         "less beside what they learn, and more beside what others learn. Named as in `train.rate_factors`; the twin "
-        "has none",
+        "has none. Weight decay grows with the rate",
     )
     accountant: Literal["blow-up", "kl", "renyi"] = Field(
         "blow-up",

@@ -6,6 +6,9 @@ from pydantic import Field
 
 from confide.config.fields import Count, Positive, Section, Share
 
+EMBEDDINGS = "embeddings"
+"""The word of `rate_factors` and `privacy.scales` that stands for the token embeddings, whatever a model calls them."""
+
 
 class Average(Section):
     """The weights that are evaluated and released."""

@@ -201,11 +201,16 @@ class Run:
             write_text(self.given_path, json.dumps(self.given.which()) + "\n")
 
     def check_given(self) -> None:
-        """Check that a calling program's own objects are there if the run was made with some.
+        """Check that a calling program's own objects are there if the run was made with some, and suit the config.
 
         Raises:
-            InputError: they are not there.
+            InputError: they are not there, or there is an optimiser and the private run has `privacy.scales`.
         """
+        if self.given.optimizer is not None and self.config.privacy.scales and not self.twin:
+            raise InputError(
+                "privacy.scales: the program's own optimizer would get gradients in other units than the weights: "
+                "leave this out, or take an optimizer of the config"
+            )
         made_with = self.made_with()
         if "documents" in made_with and self.given.documents is None and self.begun:
             self.given = replace(self.given, documents=())  # the run keeps the rows that it began with

@@ -94,8 +94,8 @@ class Job:
         model, stored = model_of(
             run.config, run.given, prepared.classes, len(tokenizer), _is_split(run, ranks)
         )
-        # Before the ledger binds the folder to a word that fits nothing.
-        check_factors(run.config, model, run.given.optimizer is not None)
+        if run.given.optimizer is None:  # before the ledger binds the folder to a word that fits nothing
+            check_factors(run.config, model)
         base = fingerprints.of_weights(model, stored, ranks)
         key = _bound_key(key, run, setting.mechanism, prepared, base)
         if stored or (
@@ -237,13 +237,13 @@ class Job:
             contents,
             manifest.rows(contents),
             self.seal,
-            scales_of(self.model, aggregation.scales),
             aggregation.clip_norm,
             aggregation.noise_scale,
             aggregation.scale,
             terms.sampling.rate,
             self.micro_tokens,
             self.ranks.first,
+            scales_of(self.model, aggregation.scales),
         )
 
     def manifest(self) -> Manifest:
@@ -458,6 +458,7 @@ def _micro_tokens(run: Run, model: nn.Module, task: Task, ranks: Ranks, console:
     # stays the process's own.
     beside = optimizer_copies(config, run.twin) + (2 if ranks.device.type == "cuda" else 0)
     reserved_bytes = 4 * beside * sum(part(p).numel() for p in models.trainable(model).values())
-    found = fit(model, task, config.data.max_length, ranks, reserved_bytes)
+    scales = scales_of(model, () if run.twin else config.privacy.scales.items())
+    found = fit(model, task, config.data.max_length, ranks, reserved_bytes, scales)
     console.say(f"micro-batches of {found:,} tokens, as memory allows")
     return found

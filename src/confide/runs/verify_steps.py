@@ -60,8 +60,7 @@ def is_private(job: Job) -> bool:
 
 def scales(job: Job) -> dict[str, float]:
     """Return the factor on the gradient of each trainable parameter, from the config."""
-    clips = is_private(job) and not combine(job).radii
-    return scales_of(job.model, job.run.config.privacy.scales.items() if clips else ())
+    return scales_of(job.model, job.run.config.privacy.scales.items() if is_private(job) else ())
 
 
 def matrix(job: Job) -> list[float]:

@@ -1,6 +1,8 @@
 """Measure how many tokens a physical micro-batch may hold, instead of guessing."""
 
+from collections.abc import Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,7 +52,14 @@ def optimizer_copies(config: "Config", is_twin: bool = False) -> int:
     return states + copies(config.privacy.bands) + (train.average.kind != "none")
 
 
-def fit(model: nn.Module, task: Task, width: int, ranks: Ranks, reserved_bytes: int) -> int:
+def fit(
+    model: nn.Module,
+    task: Task,
+    width: int,
+    ranks: Ranks,
+    reserved_bytes: int,
+    scales: Mapping[str, float] = MappingProxyType({}),
+) -> int:
     """Measure how many tokens of a micro-batch fit in memory: a power of two, the same on every rank.
 
     Two passes over made-up rows show what a row takes. The free memory then says how many rows fit.
@@ -58,10 +67,11 @@ def fit(model: nn.Module, task: Task, width: int, ranks: Ranks, reserved_bytes: 
     Args:
         width: tokens of the longest row.
         reserved_bytes: bytes that training will take as well, such as an optimiser's state.
+        scales: factors on the gradients of parameters, as `ClippedSum` has them: what is multiplied is a copy.
     """
     kind = ranks.device.type
     most = min(MOST[kind], 1 << (LOGITS // task.vocabulary).bit_length() - 1)
-    clipped = ClippedSum(model, task.packed_loss, 1.0, ranks)
+    clipped = ClippedSum(model, task.packed_loss, 1.0, ranks, scales)
     peaks: list[int | None] = []
     was_training = model.training
     model.train()  # as in training: gradient checkpointing works in train mode alone

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from confide.config.schedule import ADAMS, share_of_peak
+from confide.config.train_section import EMBEDDINGS
 from confide.distributed.sharding import part
 from confide.models import loading as models
 from confide.training.tensor_adamw import TensorAdamW
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
 OptimizerOf = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 SchedulerOf = Callable[[torch.optim.Optimizer], torch.optim.lr_scheduler.LRScheduler]
 
-EMBEDDINGS = "embeddings"
-"""The word of `rate_factors` and `privacy.scales` that stands for the token embeddings, whatever a model calls them."""
+_SCALES = (1e-6, 1e6)
 
 RATE_FACTOR = "rate_factor"
 """The key under which the optimiser keeps a group's factor on the learning rate."""
@@ -82,24 +82,23 @@ def scales_of(model: nn.Module, scales: Iterable[tuple[str, float]]) -> dict[str
     """Return the factor on the gradient of each trainable tensor of a model, of `Aggregation.scales`; by name.
 
     Raises:
-        InputError: one of them fits no tensor.
+        InputError: one of them fits no tensor, or the factors on a tensor multiply to one that is out of bounds. With
+            one beyond float32 every gradient would count as not finite, and a run would learn nothing.
     """
-    return factors_of(models.trainable(model), dict(scales), models.token_embeddings(model), "privacy.scales")
-
-
-def check_factors(config: "Config", model: nn.Module, own: bool = False) -> None:
-    """Raise InputError if a word of `train.rate_factors` or `privacy.scales` fits no tensor that is trained.
-
-    Args:
-        own: the calling program has its own optimiser, which goes with neither.
-    """
-    if own:
-        if config.privacy.scales:
+    found = factors_of(
+        models.trainable(model), dict(scales), models.token_embeddings(model), "privacy.scales"
+    )
+    least, most = _SCALES
+    for name, factor in found.items():
+        if not least <= factor <= most:
             raise InputError(
-                "privacy.scales: the program's own optimizer would get gradients in other units than the weights: "
-                "leave this out, or take an optimizer of the config"
+                f"privacy.scales: {name} is multiplied by {factor}; possible are {least} to {most}"
             )
-        return  # it refuses rate factors itself
+    return found
+
+
+def check_factors(config: "Config", model: nn.Module) -> None:
+    """Raise InputError if a word of `train.rate_factors` or `privacy.scales` fits no tensor that is trained."""
     factors_of(models.trainable(model), config.train.rate_factors, models.token_embeddings(model))
     scales_of(model, config.privacy.scales.items())
 
@@ -143,7 +142,8 @@ class Optimisation:
         """Make the optimiser of the steps.
 
         A parameter W with a scale s moves as if U were trained, with W = W_0 + s U: the gradient that it gets is that
-        of U, s times its own, and its learning rate is s times as high.
+        of U, s times its own, and its learning rate is s times as high. Weight decay grows with the rate, and Adafactor
+        goes by the size of W: there the two differ.
 
         Args:
             parameters: what it moves, by name.

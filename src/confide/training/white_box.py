@@ -6,7 +6,7 @@ unchanged: at each step the sum is compared with each canary's gradient, and the
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +46,12 @@ class Readings:
         contents: the graph of all contents.
         rows: int64[m], each canary's row in `contents`.
         seal: authenticates what is kept, with the key of the run.
-        scales: factors on the canaries' gradients, by name of a parameter, as `ClippedSum` has them.
         clip_norm, noise, scale: of the sums: the clip norm of a unit (None: nothing is clipped), the stated standard
             deviation of the noise, and the factor of both.
         rate: the probability that a unit takes part in a step.
         micro_tokens: tokens of a pass.
         writes: whether this rank keeps what it reads.
+        scales: factors on the canaries' gradients, by name of a parameter, as `ClippedSum` has them.
     """
 
     model: nn.Module
@@ -62,13 +62,13 @@ class Readings:
     contents: UnitGraph
     rows: np.ndarray
     seal: Seal
-    scales: Mapping[str, float]
     clip_norm: float | None
     noise: float
     scale: float
     rate: float
     micro_tokens: int = 8192
     writes: bool = True
+    scales: Mapping[str, float] = field(default_factory=dict)
 
     def unknown(self, draw: Draw) -> np.ndarray:
         if draw.unit_ids is None:
@@ -105,9 +105,8 @@ class Readings:
         whole = np.concatenate([rest[name].float().flatten().cpu().numpy() for name in rest])
         kept = Gradients(len(self.rows), len(whole), self.path.parent)
         precise = replace(self.task, autocast=False)
-        clipped = ClippedSum(
-            self.model, precise.row_loss, 1.0, scales=self.scales
-        )  # it gives whole gradients, and clips none
+        # It gives whole gradients, and clips none.
+        clipped = ClippedSum(self.model, precise.row_loss, 1.0, scales=self.scales)
         longest = int(self.contents.lengths_of(self.rows).max())
         size = max(1, min(BATCH, LARGEST // len(whole), self.micro_tokens // longest))
         for first in range(0, len(self.rows), size):

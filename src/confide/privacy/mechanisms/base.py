@@ -19,7 +19,8 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from confide.config import registry
+from confide.config import registry, yaml_text
+from confide.config.train_section import EMBEDDINGS
 from confide.data.shape import Shape
 from confide.data.unit_graph import UnitGraph
 from confide.privacy.accounting import DominatingPair, delta_default, least_noise, replaced
@@ -86,6 +87,7 @@ class Mechanism(ABC):
     compares: ClassVar[str] = "zero-out"  # the adjacency if the config names none
     correlates: ClassVar[bool] = False  # True if noise may be correlated over steps
     deals: ClassVar[bool] = False  # True if units may be dealt into the steps of an epoch (sampling: bins)
+    clips: ClassVar[bool] = True  # False if no step clips, so that no tensor can count more in a norm
     counts: ClassVar[bool] = (
         False  # True if `parameters` accounts for histograms that are released with the model
     )
@@ -265,9 +267,8 @@ class Mechanism(ABC):
         known["bands"] = (
             config.privacy.bands if cls.correlates else 1
         )  # an alternative, shown next to a mechanism that does
-        known["scales"] = tuple(
-            sorted(config.privacy.scales.items())
-        )  # their order in the config means nothing
+        # Their order in the config means nothing.
+        known["scales"] = tuple(sorted(config.privacy.scales.items())) if cls.clips else ()  # the same
         if config.privacy.sampling == "bins" and not cls.deals:
             known["sampling"] = "poisson"  # the same
         known["histograms"] = Histograms.asked(config) if cls.counts else None  # the same
@@ -279,6 +280,11 @@ class Mechanism(ABC):
     @classmethod
     def all_validation_errors(cls, config: "Config") -> Iterator[tuple[str, str]]:
         """Yield (key, sentence) for each impossible combination of settings, including those of an audit."""
+        if config.privacy.scales and not cls.clips:
+            yield (
+                "privacy.scales",
+                f"mechanism {cls.name} clips nothing, so no tensor can count more: remove it",
+            )
         yield from canary_errors(cls, config)
         yield from histogram_errors(cls, config)
         if config.train.patience and config.data.eval is not None:
@@ -430,7 +436,7 @@ class Mechanism(ABC):
             sampled,
             *(turns if self.bands > 1 else ()),
             *((_DEALT,) if self.sampling == "bins" else ()),
-            *(_scaled(self.scales) if self.scales else ()),
+            *((_multiplied(self.scales),) if self.scales else ()),
             f"divisor {divisor:g} of the noised sum",
             f"number of steps {steps}",
             "delta, clip norm, noise multiplier and all other settings of the config",
@@ -438,10 +444,14 @@ class Mechanism(ABC):
         )
 
 
-def _scaled(scales: tuple[tuple[str, float], ...]) -> tuple[str]:
+def _multiplied(scales: tuple[tuple[str, float], ...]) -> str:
     """Say which gradients are multiplied before they are clipped."""
-    each = ", ".join(f"{word} by {factor:g}" for word, factor in scales)
-    return (f"gradients are multiplied before they are clipped and noised, in every row alike: {each}",)
+    names = (
+        "the token embeddings" if w == EMBEDDINGS else f"tensors named {yaml_text.name(w)}" for w, _ in scales
+    )
+    each = ", ".join(f"of {name} by {factor!r}" for name, (_, factor) in zip(names, scales, strict=True))
+    several = "; where several fit, by their product" if len(scales) > 1 else ""
+    return f"in steps that clip, gradients are multiplied before that, in every row alike: {each}{several}"
 
 
 _DEALT = (

@@ -134,6 +134,7 @@ class Concentration(Mechanism):
     selection: str | None = None
     chunked: bool = True
     name: ClassVar[str] = "concentration"
+    clips: ClassVar[bool] = False
     reads: ClassVar[tuple[str, ...]] = ("privacy.tau",)
     notion: ClassVar[str] = "user-level DP"
     draws: ClassVar[str] = "units"
@@ -292,11 +293,6 @@ def _clipping_faults(config: "Config") -> Iterator[tuple[str, str]]:
         yield (
             "privacy.normalised",
             "the filter clips nothing, so there is no clip norm to divide by: remove it",
-        )
-    if privacy.scales:
-        yield (
-            "privacy.scales",
-            "the filter clips nothing, so no tensor can count more in a clipped norm: remove it",
         )
     if config.train.divisor is not None:
         yield "train.divisor", "the filter divides by how many units it keeps: remove it"

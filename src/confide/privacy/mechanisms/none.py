@@ -21,6 +21,7 @@ class NonPrivate(Mechanism):
 
     like: Mechanism | None = None
     name: ClassVar[str] = "none"
+    clips: ClassVar[bool] = False
     notion: ClassVar[str] = "none"
     needs: ClassVar[DataNeeds] = DataNeeds(named_unit=False)
     has_plain_steps: ClassVar[bool] = True

@@ -26,6 +26,7 @@ class RedactedOnly(SensitiveText):
     """
 
     name: ClassVar[str] = "redacted"
+    clips: ClassVar[bool] = False
     reads: ClassVar[tuple[str, ...]] = ("detector",)
     needs: ClassVar[DataNeeds] = DataNeeds(named_unit=False, redaction="instead", game=VALUE)
 
