@@ -43,7 +43,7 @@ def world(tmp_path_factory, model) -> World:
     folder = tmp_path_factory.mktemp("texts")
     text = mails(folder / "mails.jsonl")
     changes = {"data__train": str(text), "data__eval": 0.4, "data__max_length": 32, "train__steps": 2}
-    return finished(folder, model, **changes, canaries={"count": 12, "family": "digits"})
+    return finished(folder, model, **changes, canaries={"count": 24, "family": "digits"})
 
 
 def records(world: World, side: str) -> list[dict]:
@@ -119,7 +119,7 @@ def test_planted_canaries_are_counted_beside_those_that_were_not(world, tmp_path
     canaries = Manifest.load(world.run / "data").canaries
     inside = [each.secrets[0] for each in canaries if each.is_planted]
     outside = [each.secrets[0] for each in canaries if not each.is_planted]
-    assert min(len(inside), len(outside)) >= 2
+    assert len(inside) > 2 and outside
     said = [{"topic": "x", "text": f"My ID is {mark}. Bye"} for mark in [*inside[:2], outside[0]]]
     found = looked(world, corpus(tmp_path / "a.jsonl", [*said, *records(world, "eval")]), "--leaks")["leaks"]
     planted = found["planted"]
