@@ -3,7 +3,8 @@
 A clipped gradient has one norm, and all tensors share it: what one of them takes, the others lack. Noise is alike on
 all elements. A tensor whose gradients are multiplied before they are clipped takes more of the norm and has less noise
 beside what it learns ("scale-then-privatise"). To move it faster alone, after the noise, is another thing: then the
-norm is shared as before. All arms of a place have the same steps, rows and epsilon, and as many trials.
+norm is shared as before. All arms of a place have the same steps, rows and epsilon, and as many trials. Fewer arms are
+tried at epsilon 1.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from studies.runner import users
 from studies.runner.findings import Finding
 from studies.runner.grid import Arm, Grid, Keys
 from studies.runner.study import Row, Scale, Study, Table, Work
+from studies.runner.twins import without_repeats
 
 PLAIN = "all alike"
 FASTER = "embeddings move 2 times as fast"
@@ -32,6 +34,9 @@ SCALES: Mapping[str, Mapping[str, float]] = {
 """What gradients are multiplied by before they are clipped, by the name of the arm."""
 BASES = dict.fromkeys((FASTER, *SCALES), PLAIN)
 ARMS = (PLAIN, FASTER, *SCALES)
+FEW = (PLAIN, "embeddings x 2", "embeddings x 2, attention x 0.5")
+"""The arms that are compared at a small epsilon as well."""
+SMALL_EPSILONS = (1.0,)
 FACTORS: Mapping[str, tuple[float, ...]] = {
     "newsgroups": (0.5, 0.7, 1.0, 1.4, 2.0),
     "articles": (0.5, 0.7, 1.0, 1.4, 2.0),
@@ -44,12 +49,17 @@ _BANDS = 8  # on the helpdesk, as in the quickstart
 def grids(work: Work, text: str) -> list[Grid]:
     size = short_runs.SIZES[work.scale]
     size = size | {"factors": FACTORS[text][:1] if work.scale == Scale.TINY else FACTORS[text]}
-    arms = [
+    arms = (
         _arm(PLAIN, text, size, {}),
         _arm(FASTER, text, size, {"train.rate_factors": {EMBEDDINGS: 2.0}}),
         *(_arm(name, text, size, {"privacy.scales": dict(scales)}) for name, scales in SCALES.items()),
-    ]
-    return [short_runs.grid("scales", work, text, size, arms)]
+    )
+    whole = short_runs.grid("scales", work, text, size, arms)
+    if work.scale != Scale.SMALL:  # `full` has all arms at epsilon 1
+        return [whole]
+    small = {short_runs.EPSILON: SMALL_EPSILONS}
+    few = tuple(arm for arm in arms if arm.name in FEW)
+    return [whole, replace(whole, arms=few, at={**whole.at, **small}, tuned_at={**whole.tuned_at, **small})]
 
 
 def _arm(name: str, text: str, size: Mapping[str, Any], own: Keys) -> Arm:
@@ -62,7 +72,8 @@ def _arm(name: str, text: str, size: Mapping[str, Any], own: Keys) -> Arm:
 
 def measure(work: Work) -> list[Row]:
     texts = work.chosen(tuple(short_runs.SIZES[work.scale]["texts"]))
-    return [row for text in texts for grid in grids(work, text) for row in grid.measured(work)]
+    rows = [row for text in texts for grid in grids(work, text) for row in grid.measured(work)]
+    return without_repeats(rows)
 
 
 def findings(rows: Sequence[Row]) -> list[Finding]:
@@ -92,7 +103,7 @@ STUDY = Study(
     measure=measure,
     findings=findings,
     tables=tables,
-    minutes=60,
+    minutes=90,
     deviations=f"{short_runs.DEVIATIONS} There biases, norms and embeddings of positions stay as they are, and noise "
     f"is correlated over {_BANDS} steps, as in the quickstart. On posts and articles noise is independent.",
     reads=users.READS,
