@@ -119,7 +119,8 @@ def test_planted_canaries_are_counted_beside_those_that_were_not(world, tmp_path
     canaries = Manifest.load(world.run / "data").canaries
     inside = [each.secrets[0] for each in canaries if each.is_planted]
     outside = [each.secrets[0] for each in canaries if not each.is_planted]
-    assert len(inside) > 2 and outside
+    assert len(inside) > 2
+    assert outside
     said = [{"topic": "x", "text": f"My ID is {mark}. Bye"} for mark in [*inside[:2], outside[0]]]
     found = looked(world, corpus(tmp_path / "a.jsonl", [*said, *records(world, "eval")]), "--leaks")["leaks"]
     planted = found["planted"]
