@@ -99,6 +99,7 @@ CASES: dict[str, tuple[str, dict[str, Any], SweepAccounting]] = {
     "dp-sgd, target": ("dp-sgd", {"noise_multiplier": None, "epsilon": 7.7}, UNTUNED),
     "dp-sgd, shuffled": ("dp-sgd", {"sampling": "shuffle"}, UNTUNED),
     "dp-sgd, in bins": ("dp-sgd", {"sampling": "bins"}, UNTUNED),
+    "dp-sgd, in bins, correlated": ("dp-sgd", {"sampling": "bins", "bands": 4}, UNTUNED),
     "dp-sgd, truncated": (
         "dp-sgd",
         {"sampling": "truncated", "max_batch": 40, "adjacency": "replace-one"},

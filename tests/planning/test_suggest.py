@@ -227,7 +227,7 @@ def test_where_the_rule_knows_rates_correlated_noise_is_ranked_at_its_own(few, m
     """As many steps with independent noise go less far, and their rate is lower."""
     found = suggest(config(), shape(), SIZE, count=100)
     first = found["ranked"][0]
-    assert (first["bands"] > 1, first["sampling"], found["correlated"]) == (True, "poisson", None)
+    assert (first["bands"] > 1, first["sampling"], found["correlated"]) == (True, "bins", None)
     assert first["settings"]["privacy.bands"] == first["bands"]
     assert "stays in the weights" in first["reason"]
     monkeypatch.setattr(UserLevelSampling, "correlates", False)

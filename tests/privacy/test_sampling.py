@@ -105,10 +105,11 @@ def test_indices_are_distinct_and_ascending():
         Sampling("poisson", 0.05, bands=4),
         Sampling("truncated", 0.2, 30_000),
         Sampling("bins", 1 / 6),
+        Sampling("bins", 1 / 6, bands=3),
         OwnRates(np.full(20_000, 0.2)),
         OwnRates(np.linspace(0.1, 0.3, 20_000)),
     ],
-    ids=["poisson", "in groups", "truncated", "bins", "own rates", "own rates that differ"],
+    ids=["poisson", "in groups", "truncated", "bins", "kept bins", "own rates", "own rates that differ"],
 )
 def test_draws_are_as_many_as_is_accounted_for_to_half_a_percent(sampling):
     """Two million chances: drawing at 1.01 times the rate would be seven standard deviations off."""

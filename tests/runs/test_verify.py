@@ -28,7 +28,7 @@ from confide.randomness.streams import RunKey
 from confide.runs import verify
 from confide.runs.folder import Run
 from confide.runs.job import Job
-from confide.runs.verify_draws import Drawn, _period, _steps
+from confide.runs.verify_draws import KEPT, Drawn, _period, _steps
 from confide.training.step import PrivateStep
 from confide.utils.console import Console
 from tests import small
@@ -158,6 +158,7 @@ def test_all_is_well(job, kind, task, mechanism, adapter):
         ({"noise_multiplier": 0.0}, {"divisor": 9.0, "sampling_rate": 0.5}),
         ({"sampling": "truncated"}, {"max_batch": 6}),
         ({"sampling": "bins"}, {}),
+        ({"sampling": "bins", "bands": 2}, {}),
         ({"scales": {"embeddings": 3.0, "h.0": 0.5}}, {}),
         (
             {"sampling": "shuffle", "selection": "longest"},
@@ -362,20 +363,29 @@ def test_units_with_more_rows_than_are_counted_are_seen(job, monkeypatch):
 
 
 @pytest.mark.parametrize("rate", [0.25, 0.7, 1.0])
-@pytest.mark.parametrize("sampling", ["poisson", "shuffle", "truncated", "bins"])
+@pytest.mark.parametrize("sampling", ["poisson", "shuffle", "truncated", "bins", KEPT])
 def test_sound_draws_of_every_kind_pass(tmp_path, sampling, rate):
     """Rates above one half are where a batch of `shuffle` takes some of the next order."""
     with GraphWriter(tmp_path / "graph", small.VOCABULARY) as writer:
         for row in range(600):
             writer.add(np.array([2, 3]), [f"unit {row // 2}"])
     graph = UnitGraph.open(tmp_path / "graph")
-    rate, cap = 1.0 if sampling == "bins" and rate > 0.5 else rate, 100 if sampling == "truncated" else None
-    chosen = Sampling(sampling, rate, cap)
+    in_bins = sampling in ("bins", KEPT)
+    rate, cap = 1.0 if in_bins and rate > 0.5 else rate, 100 if sampling == "truncated" else None
+    chosen = Sampling("bins" if in_bins else sampling, rate, cap, 2 if sampling == KEPT else 1)
     sampler = UnitSampler(graph, chosen, RunKey.from_text("x"), "verify draws", 1, None)
     ids = {step: sampler.draw(step).unit_ids for step in _steps(64, _period(chosen))}
     drawn = Drawn(ids, np.full(300, chosen.rate), sampling, _period(chosen), "units")
     found = drawn.as_accounted()
     assert found.ok, found.detail
+
+
+def test_a_bin_that_is_drawn_anew_is_seen_where_it_should_be_kept(job, monkeypatch):
+    made = job("gpt2", private={"sampling": "bins", "bands": 2})
+    assert failed(made) == set()
+    monkeypatch.setattr(Sampling, "keeps_bins", property(lambda self: False))
+    monkeypatch.setattr("confide.runs.verify_draws._kind", lambda sampling: KEPT)
+    assert failed(made) == {NAMES["draws"]}
 
 
 def test_sums_that_are_multiplied_after_they_were_clipped_are_seen(job, monkeypatch):

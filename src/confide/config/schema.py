@@ -74,13 +74,14 @@ class Privacy(Section):
     sampling: Literal["poisson", "truncated", "bins", "shuffle"] = Field(
         "poisson",
         description="poisson: a coin for each in every step; truncated: at most `max_batch` of these; bins (uls, "
-        "dp-sgd): each in exactly one step of an epoch, drawn uniformly; shuffle: fixed "
-        "batches as in the papers, and the guarantee is then an estimate",
+        "dp-sgd): each in exactly one step of an epoch, drawn uniformly, and with `bands` in the same step of every "
+        "epoch; shuffle: fixed batches as in the papers, and the guarantee is then an estimate",
     )
     bands: Count = Field(
         1,
-        description="uls, dp-sgd: steps over which the noise is correlated (banded matrix factorisation); each unit "
-        "may then take part in every bands-th step alone. 1: independent noise",
+        description="uls, dp-sgd: steps over which the noise is correlated (banded matrix factorisation). With "
+        "`sampling: bins` it needs the least noise, best with as many bands as an epoch has steps; with poisson each "
+        "unit may then take part in every bands-th step alone. 1: independent noise",
     )
     scales: dict[str, Positive] = Field(
         default_factory=dict,

@@ -4,7 +4,7 @@
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from confide.data.shape import Shape
@@ -21,6 +21,9 @@ _SMALLER, _LARGER = 1.05, 0.99
 
 _BANDS = (2, 4, 8, 16, 32, 64)
 """Steps over which noise may be correlated; these are tried, and the most that go."""
+
+_BANDS_IN_BINS = (8,)
+"""The same where units are dealt into bins."""
 
 _COPIES = 4e9
 """Bytes that earlier noise may take in a suggestion: each band keeps a float32 copy of what trains."""
@@ -116,30 +119,48 @@ class Target:
 
         An epoch of bins has a whole number of steps, so the batch is a little smaller, or larger by a percent at most.
         """
-        mechanism, rate = each.mechanism, each.parameters.sampling.rate
-        bins = math.ceil(_LARGER / rate)
-        if not mechanism.deals or bins < 2 or bins * rate > _SMALLER:
+        other = self._in_bins(each)
+        if other is None:
             return each
-        other = replace(mechanism, sampling="bins", batch=rounded(mechanism.batch / (bins * rate)))
-        if other.parameters(self.shape).sampling.rate > rate / _LARGER:
-            return each  # rounded, the batch would be one of fewer steps an epoch
         try:
             found = self.candidate(other, each.noise_multiplier)
         except InputError:
             return each
         return found if found.noise < each.noise else each
 
+    def _in_bins(self, each: Candidate) -> Mechanism | None:
+        """Return the mechanism with balls in bins and a batch near its own; None if there is none so near."""
+        mechanism, rate = each.mechanism, each.parameters.sampling.rate
+        bins = math.ceil(_LARGER / rate)
+        if not mechanism.deals or bins < 2 or bins * rate > _SMALLER:
+            return None
+        other = replace(mechanism, sampling="bins", batch=rounded(mechanism.batch / (bins * rate)))
+        # rounded, the batch might be one of fewer steps an epoch
+        return other if other.parameters(self.shape).sampling.rate <= rate / _LARGER else None
+
     def correlated(self, each: Candidate, warmup: int) -> Iterator[Candidate]:
-        """Yield the same setting with noise that is correlated over steps; see `correlated_noise`."""
+        """Yield the same setting with noise that is correlated over steps; see `correlated_noise`.
+
+        In groups that have their turns, and in bins that everybody keeps. A bin takes a second to account for, so of
+        the bands there a few and as many as an epoch has steps are tried, of which one was the best where more were.
+        """
         mechanism, rate = each.mechanism, each.parameters.sampling.rate
         if not mechanism.correlates:
             return
-        most = min(mechanism.steps, int(1 / rate), int(_COPIES / (4 * self.size.trainable)))
-        near = each.noise_multiplier
-        for bands in sorted({*(few for few in _BANDS if few < most), most} - {0, 1}):
-            other = replace(mechanism, sampling="poisson", bands=bands, warmup=warmup)
+        epoch = int(1 / rate * (1 + 1e-9))
+        most = min(mechanism.steps, epoch, int(_COPIES / (4 * self.size.trainable)))
+        groups = sorted({*(few for few in _BANDS if few < most), most} - {0, 1})
+        yield from self._over(replace(mechanism, sampling="poisson", warmup=warmup), groups, each)
+        in_bins = self._in_bins(each)
+        if in_bins is not None:
+            few = sorted({*(few for few in _BANDS_IN_BINS if few < most), most} - {0, 1})
+            yield from self._over(replace(in_bins, warmup=warmup), few, each)
+
+    def _over(self, mechanism: Mechanism, several: Sequence[int], like: Candidate) -> Iterator[Candidate]:
+        near = like.noise_multiplier
+        for bands in several:
             try:
-                found = self.candidate(other, near)
+                found = self.candidate(replace(mechanism, bands=bands), near)
             except InputError:
                 return
             near = found.noise_multiplier

@@ -1,7 +1,8 @@
 """Sampling: which of n items a step draws. One word chooses both the draw and the accountant's assumption.
 
 `poisson`: each item independently with its own probability. `truncated`: a Poisson draw, thinned to a cap.
-`bins`: each item in exactly one step of every epoch, which it draws uniformly and independently of the others.
+`bins`: each item in exactly one step of every epoch, which it draws uniformly and independently of the others; anew in
+every epoch, unless noise is correlated over steps.
 `shuffle`: fixed batches out of a random order, as the papers did. No amplification theorem used here covers it, so a
 claim built on it is an estimate.
 """
@@ -76,8 +77,8 @@ class StopTraining:
 class Sampling:
     """A rule for drawing from n items: `kind`, the probability of each, and the cap of a truncated draw.
 
-    With `bands` above 1 the items are dealt into so many groups, whose turns come one after the other. An item whose
-    turn it is has `bands` times the probability.
+    With `bands` above 1 the items of a Poisson draw are dealt into so many groups, whose turns come one after the
+    other. An item whose turn it is has `bands` times the probability. In bins each item then keeps its bin.
     """
 
     kind: str
@@ -89,6 +90,7 @@ class Sampling:
         """Draw the indices of `step` (counted from 0), ascending: int64[m]; m may be 0."""
         if self.kind == "bins":
             epoch, place = divmod(step, self.bins)
+            epoch = 0 if self.keeps_bins else epoch
             return key.stream(phase, "bins", epoch).chosen((place + 1) / self.bins, n, place / self.bins)
         if self.kind == "shuffle":
             return np.sort(self._shuffled(n, key, phase, step))
@@ -107,9 +109,19 @@ class Sampling:
         return bins_of(self.rate)
 
     @property
+    def keeps_bins(self) -> bool:
+        """True if each item takes part in the same step of every epoch."""
+        return self.kind == "bins" and self.bands > 1
+
+    @property
+    def has_groups(self) -> bool:
+        """True if items are dealt into groups, which have their turns one after the other."""
+        return self.kind != "bins" and self.bands > 1
+
+    @property
     def range(self) -> tuple[float, float]:
         """The least and the greatest probability of an item, in any step."""
-        return (self.rate, self.rate) if self.bands == 1 else (0.0, self.rate * self.bands)
+        return (0.0, self.rate * self.bands) if self.has_groups else (self.rate, self.rate)
 
     def record(self, fingerprint: Callable[[bytes], str]) -> dict[str, Any]:
         """Return the ledger's description of this sampling."""

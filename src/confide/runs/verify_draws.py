@@ -20,6 +20,8 @@ PHASE = "verify draws"
 ENOUGH = 20_000
 """Rows that are drawn for the check, about; but two draws at least."""
 MOST_STEPS = 64
+KEPT = "kept bins"
+"""The kind of draws of which everybody keeps the bin."""
 ALARM = 1e-9  # probability that correct draws fail a comparison
 
 
@@ -74,8 +76,14 @@ def _drawn(job: Job, sampler: Sampler) -> "Drawn | None":
     rates = sampling.rates if isinstance(sampling, OwnRates) else np.full(len(names), sampling.rate)
     of_name = np.zeros(int(names.max(initial=-1)) + 1)
     np.add.at(of_name, names, rates)  # a row may be listed several times
-    kind = "poisson" if isinstance(sampling, OwnRates) else sampling.kind
-    return Drawn(ids, of_name, kind, period, job.mechanism.draws, repeats)
+    return Drawn(ids, of_name, _kind(sampling), period, job.mechanism.draws, repeats)
+
+
+def _kind(sampling: Sampling | OwnRates) -> str:
+    """Return the kind of draws: that of sampling, or `KEPT`."""
+    if isinstance(sampling, OwnRates):
+        return "poisson"
+    return KEPT if sampling.keeps_bins else sampling.kind
 
 
 def _steps(most: int, period: int) -> list[int]:
@@ -100,7 +108,7 @@ class Drawn:
     Attributes:
         ids: by step, the numbers of the drawn units or rows.
         rates: by number, the probability in the mean over steps; 0 for those that are not in use.
-        kind: of sampling.
+        kind: of sampling, or `KEPT`.
         period: steps among which nobody is drawn twice; 1 if steps are independent.
         what: "units" or "rows".
         repeats: rows are listed several times, and drawn each time for itself.
@@ -143,6 +151,11 @@ class Drawn:
         first = [number for number in self.ids if number // self.period % 2 == 0]
         pairs = [(number, number + self.period) for number in first if number + self.period in self.ids]
         both = sum(len(np.intersect1d(self.ids[one], self.ids[other])) for one, other in pairs)
+        if self.kind == KEPT:
+            before = sum(len(self.ids[one]) for one, _ in pairs)
+            if both < before:
+                yield f"{both:,} are drawn again in the same step of the next epoch, and all {before:,} should be"
+            return
         # With bands a group is one of `period`, and each of it has that many times the probability.
         grouped = self.period if self.kind != "bins" else 1
         expected = float((self.rates**2).sum()) * grouped * len(pairs)

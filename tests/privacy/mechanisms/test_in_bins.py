@@ -7,7 +7,8 @@ import pytest
 
 from confide.planning import plan as planning
 from confide.privacy import mechanisms
-from confide.privacy.accounting import BallsInBins, Exchanged
+from confide.privacy.accounting import BallsInBins, Exchanged, FixedBins
+from confide.privacy.correlated_noise import coefficients
 from confide.privacy.mechanisms.none import NonPrivate
 from confide.privacy.mechanisms.statement import calibrate, state_guarantee, warnings
 from confide.randomness.streams import RunKey
@@ -48,6 +49,51 @@ def test_draws_divisor_and_account_have_the_same_bins(graph, name, population, b
         assert sorted(np.concatenate(drawn).tolist()) == list(range(population))
 
 
+@pytest.mark.parametrize(
+    ("name", "population", "batch", "bins", "bands"), [("uls", 40, 5.0, 8, 8), ("dp-sgd", 160, 50.0, 3, 7)]
+)
+def test_under_correlated_noise_everybody_keeps_the_bin(graph, name, population, batch, bins, bands):
+    shape = graph.shape()
+    mechanism = build(name, sampling="bins", batch=batch, bands=bands)
+    parameters = mechanism.parameters(shape)
+    column = tuple(coefficients(bands))
+    assert parameters.process == parameters.zeroed == FixedBins(bins, 50, column)
+    assert mechanism.parameters(shape, 7).process == FixedBins(bins, 7, column)
+    assert parameters.sampling.range == (1 / bins, 1 / bins)
+    facts = "; ".join(parameters.facts)
+    assert "in each epoch in the same one" in facts
+    assert f"C has the first {bands} coefficients" in facts
+    assert "groups" not in facts
+    sampler = mechanism.sampler(graph, KEY, "main", lambda: None)
+    first, second = (
+        [sampler.draw(bins * epoch + place).unit_ids.tolist() for place in range(bins)] for epoch in range(2)
+    )
+    assert first == second
+    assert sorted(each for drawn in first for each in drawn) == list(range(population))
+
+
+def test_the_matrix_that_is_accounted_is_that_of_the_noise(graph):
+    """Under SGD it follows from the planned steps, and stays what it is where a run ends early."""
+    mechanism = replace(build("uls", sampling="bins", bands=8), optimizer="sgd")
+    assert mechanism.exponent > 0.5
+    for steps in (50, 20):
+        parameters = mechanism.parameters(graph.shape(), steps)
+        assert parameters.process == FixedBins(8, steps, tuple(coefficients(8, mechanism.exponent)))
+    aggregation = mechanism.aggregation(parameters, 2.0)
+    assert (aggregation.bands, aggregation.exponent) == (8, mechanism.exponent)
+    column = parameters.process.column
+    assert aggregation.noise_scale == pytest.approx(2.0 * np.linalg.norm(column) * mechanism.clip_norm)
+
+
+def test_correlated_noise_needs_less_of_it_in_bins_than_in_groups(graph):
+    shape = graph.shape()
+    bins, groups = (
+        calibrate(build("uls", sampling=kind, bands=8, steps=20), shape, 4.0) for kind in ("bins", "poisson")
+    )
+    assert bins.curve().epsilon(bins.delta) <= 4.0
+    assert bins.noise_multiplier < 0.85 * groups.noise_multiplier
+
+
 def test_noise_meets_the_target_with_less_of_it_than_coins_need(graph):
     shape = graph.shape()
     dealt, coins = (calibrate(build("uls", sampling=kind), shape, 4.0) for kind in ("bins", "poisson"))
@@ -55,11 +101,14 @@ def test_noise_meets_the_target_with_less_of_it_than_coins_need(graph):
     assert dealt.noise_multiplier < 0.97 * coins.noise_multiplier
 
 
+@pytest.mark.parametrize("bands", [1, 6])
 @pytest.mark.parametrize("adjacency", ["zero-out", "replace-one", "add-or-remove"])
-def test_epsilon_follows_from_what_the_guarantee_says(graph, adjacency):
+def test_epsilon_follows_from_what_the_guarantee_says(graph, adjacency, bands):
     """Somebody who has guarantee.json alone; the claim is a theorem."""
     literal = {"delta": 1e-4, "noise_multiplier": 1.2, "sampling_rate": 0.125, "divisor": 5.0}
-    changes = {"sampling": "bins", "adjacency": adjacency} | (literal if adjacency == "add-or-remove" else {})
+    changes = {"sampling": "bins", "adjacency": adjacency, "bands": bands} | (
+        literal if adjacency == "add-or-remove" else {}
+    )
     settings = config("uls", **changes)
     mechanism = mechanisms.build(settings)
     setting = calibrate(
@@ -71,6 +120,9 @@ def test_epsilon_follows_from_what_the_guarantee_says(graph, adjacency):
     assert stated["sampling"] == stated["sampling_used"] == "bins"
     low, high = stated["sampling_probability"]
     process = BallsInBins(round(1 / high), stated["steps"])
+    assert stated["bands"] == bands
+    if bands > 1:
+        process = FixedBins(round(1 / high), stated["steps"], tuple(coefficients(bands)))
     assert (low, stated["steps"]) == (high, 21)
     if adjacency == "replace-one":
         process = Exchanged(process)
@@ -85,7 +137,7 @@ def test_epsilon_follows_from_what_the_guarantee_says(graph, adjacency):
         ("els", {}, "for uls and dp-sgd, not for els"),
         ("group", {}, "not for group"),
         ("adaptive", {}, r"privacy\.sampling"),
-        ("uls", {"bands": 3}, "sampling: poisson"),
+        ("uls", {"max_batch": 3, "bands": 3}, "option of sampling: truncated"),
         ("uls", {"max_batch": 9}, "option of sampling: truncated"),
         ("uls", {"adjacency": "add-or-remove"}, "literal constant"),
     ],
@@ -135,9 +187,12 @@ def test_what_whole_epochs_change_is_told(graph, batch, steps, told):
     assert all(words in line for words, line in zip(told, found, strict=True))
 
 
-def test_a_run_that_was_stopped_goes_on_bit_for_bit(tmp_path):
+@pytest.mark.parametrize("bands", [1, 6])
+def test_a_run_that_was_stopped_goes_on_bit_for_bit(tmp_path, bands):
     whole, cut, plain = (
-        Run(run_config(tmp_path / name, privacy__sampling=kind))
+        Run(
+            run_config(tmp_path / name, privacy__sampling=kind, privacy__bands=bands if kind == "bins" else 1)
+        )
         for name, kind in (("whole", "bins"), ("cut", "bins"), ("plain", "poisson"))
     )
     quiet = Console(quiet=True)

@@ -10,6 +10,7 @@ from confide.privacy.accounting.calibration import (
 )
 from confide.privacy.accounting.curves import Direction, PrivacyProfile, between, compose
 from confide.privacy.accounting.filter import RenyiBudget, RenyiFilter, SampledGaussian, Scaled
+from confide.privacy.accounting.fixed_bins import FixedBins
 from confide.privacy.accounting.pairs import (
     DominatingPair,
     GroupOf,
@@ -30,6 +31,7 @@ __all__ = [
     "Direction",
     "DominatingPair",
     "Exchanged",
+    "FixedBins",
     "GroupOf",
     "MixtureOfGaussians",
     "Population",

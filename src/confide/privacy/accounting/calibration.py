@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 
 from confide.privacy.accounting.curves import PrivacyProfile
-from confide.privacy.accounting.pairs import FINE, DominatingPair, MixtureOfGaussians
+from confide.privacy.accounting.pairs import FINE, DominatingPair, MixtureOfGaussians, sketch
 from confide.privacy.accounting.renyi import renyi
 from confide.utils.errors import InputError
 from confide.utils.rounding import at_most
@@ -59,7 +59,7 @@ def nearly_least_noise(process: DominatingPair, epsilon: float, delta: float, gu
     # The result lies between these two; under group privacy epsilon may jump there from inf.
     misses, meets = 0.0, math.inf
     for _ in range(50):
-        off = max(-3.0, min(3.0, _log_ratio(process.curve(guess, ROUGH).epsilon(delta), epsilon)))
+        off = max(-3.0, min(3.0, _log_ratio(sketch(process)(guess, ROUGH).epsilon(delta), epsilon)))
         misses, meets = (max(misses, guess), meets) if off > 0 else (misses, min(meets, guess))
         if meets < 1.02 * misses:
             return meets
@@ -103,7 +103,8 @@ def most_steps(
 
     @cache
     def meets(steps: int, interval: float = FINE) -> bool:
-        return process(steps).curve(noise_multiplier, interval).epsilon(delta) <= epsilon
+        of = process(steps).curve if interval == FINE else sketch(process(steps))
+        return of(noise_multiplier, interval).epsilon(delta) <= epsilon
 
     if not meets(least):
         reached = process(least).curve(noise_multiplier).epsilon(delta)
@@ -170,9 +171,8 @@ def _least(process: DominatingPair, excess: Excess, failure: str) -> float:
 
     @cache
     def at(interval: float) -> Callable[[float], float]:
-        return cache(
-            lambda s: excess(process.curve(s, interval))
-        )  # cached, since each stage evaluates its ends again
+        of = process.curve if interval == FINE else sketch(process)
+        return cache(lambda s: excess(of(s, interval)))  # cached, since each stage evaluates its ends again
 
     good, bad = _bracket(at(1e-2), 1.0, failure)
     if good == LEAST:
@@ -269,10 +269,11 @@ def _most(meets: Callable[[int], bool], guess: int, least: int, reach: float, to
 
 
 def _certified(excess: Callable[[float], float], good: float, bad: float) -> float:
-    """Round up to five significant digits and raise until the target is met there."""
-    s = round_up(good)
+    """Round up to five significant digits and raise until the target is met there, by more and more."""
+    s, step = round_up(good), 2e-4
     while excess(s) > 0:
-        s = round_up(s * 1.0002)
+        s = round_up(s * (1 + step))
+        step *= 1.5
     return s
 
 

@@ -7,7 +7,7 @@ distributions with pessimistic rounding (connect-the-dots); the code here choose
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, Protocol
@@ -35,6 +35,15 @@ class DominatingPair(Protocol):
     def curve(self, noise_multiplier: float, interval: float = FINE) -> PrivacyProfile: ...
 
     def describe(self) -> str: ...
+
+
+def sketch(process: DominatingPair) -> Callable[[float, float], PrivacyProfile]:
+    """Return what gives a process's curve to a search: noise multiplier, interval -> curve.
+
+    It is `estimate` where a process has one, which is faster and no bound; else `curve`.
+    """
+    found: Callable[[float, float], PrivacyProfile] = getattr(process, "estimate", process.curve)
+    return found
 
 
 @dataclass(frozen=True)

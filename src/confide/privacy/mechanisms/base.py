@@ -100,8 +100,7 @@ class Mechanism(ABC):
     measured: ClassVar[str] = "standard deviation on the mean clipped gradient, in units of the clip norm"
 
     def __post_init__(self) -> None:
-        accounted = self.correlates and self.sampling == "poisson" and self.adjacency != "add-or-remove"
-        if self.bands != 1 and not accounted:
+        if self.bands != 1 and any(_correlation_faults(type(self), self.sampling, self.adjacency)):
             raise AssertionError(
                 f"{self.name}: nothing accounts for noise that is correlated over steps here"
             )
@@ -330,27 +329,12 @@ class Mechanism(ABC):
             if asked.sampling not in ("poisson", "bins"):
                 yield "privacy.sampling", "an add-or-remove claim needs sampling: poisson or bins"
         if asked.bands > 1:
-            yield from cls._correlation_faults(asked)
-
-    @classmethod
-    def _correlation_faults(cls, asked: DrawSettings) -> Iterator[tuple[str, str]]:
-        if not cls.correlates:
-            yield (
-                "privacy.bands",
-                f"noise is correlated over steps under uls and dp-sgd, not under {cls.name}",
-            )
-        if asked.sampling != "poisson":
-            yield (
-                "privacy.sampling",
-                "noise that is correlated over steps (privacy.bands) needs sampling: poisson",
-            )
-        if asked.adjacency == "add-or-remove":
-            yield "privacy.bands", "an add-or-remove claim allows no groups, which move when a unit is added"
-        if asked.steps is not None and asked.bands > asked.steps:
-            yield (
-                "privacy.bands",
-                f"{asked.bands} are more than the {asked.steps} steps; take at most as many",
-            )
+            yield from _correlation_faults(cls, asked.sampling, asked.adjacency)
+            if asked.steps is not None and asked.bands > asked.steps:
+                yield (
+                    "privacy.bands",
+                    f"{asked.bands} are more than the {asked.steps} steps; take at most as many",
+                )
 
     @classmethod
     def target_errors(cls, config: "Config") -> Iterator[tuple[str, str]]:
@@ -385,12 +369,13 @@ class Mechanism(ABC):
             raise InputError(
                 f"privacy.bands: {self.bands} are more than the {self.steps} steps; take at most as many"
             )
-        if self.bands * rate > 1:
+        found = Sampling(self.sampling, rate, self.max_batch, self.bands)
+        if found.has_groups and self.bands * rate > 1:
             raise InputError(
                 f"privacy.bands: with {self.bands} groups in turn each step wants more than its whole group; take at "
                 f"most {math.floor(1 / rate)}"
             )
-        return Sampling(self.sampling, rate, self.max_batch, self.bands)
+        return found
 
     def _process(self, process: DominatingPair) -> DominatingPair:
         return replaced(process) if self.adjacency == "replace-one" else process
@@ -424,18 +409,22 @@ class Mechanism(ABC):
         turns = (
             f"which of {self.bands} groups each is in; step t draws from group t mod {self.bands} alone, with "
             f"{self.bands} times that probability, which is the mean over steps",
+        )
+        correlated = (
             f"the noise of all steps is C^-1 Z: C has the first {self.bands} coefficients of "
             f"(1 - x)^-{self.exponent:g} below one another in each column, and Z is independent, its standard "
             f"deviation in clip norms the noise multiplier times {at_least(self.sensitivity, 6)}, the norm of C's "
             "first column",
         )
-        if self.bands > 1:
+        has_groups = self.bands > 1 and self.sampling != "bins"
+        if has_groups:
             sampled = f"{sampled}, in the mean over steps"
         return (
             *(() if self.adjacency == "add-or-remove" else graph),
             sampled,
-            *(turns if self.bands > 1 else ()),
-            *((_DEALT,) if self.sampling == "bins" else ()),
+            *(turns if has_groups else ()),
+            *(correlated if self.bands > 1 else ()),
+            *((_KEPT if self.bands > 1 else _DEALT,) if self.sampling == "bins" else ()),
             *((_multiplied(self.scales),) if self.scales else ()),
             f"divisor {divisor:g} of the noised sum",
             f"number of steps {steps}",
@@ -459,9 +448,35 @@ _DEALT = (
     "over that probability (which step, each draws uniformly, afresh and in secret); of an epoch that the run does not "
     "finish, in one of its steps or in none"
 )
+_KEPT = (
+    "that each of them takes part in exactly one step of every epoch, in each epoch in the same one, an epoch being as "
+    "many steps in a row as one over that probability (which step, each draws uniformly, once and in secret); of an "
+    "epoch that the run does not finish, in one of its steps or in none"
+)
 _LITERAL = (
     "an add-or-remove claim needs a literal constant, since what is derived from the data moves with it"
 )
+
+
+def _correlation_faults(
+    kind: type[Mechanism], sampling: str, adjacency: str | None
+) -> Iterator[tuple[str, str]]:
+    """Yield what noise that is correlated over steps does not go with, since nothing would account for it."""
+    if not kind.correlates:
+        yield (
+            "privacy.bands",
+            f"noise is correlated over steps under uls and dp-sgd, not under {kind.name}",
+        )
+    if sampling not in ("poisson", "bins"):
+        yield (
+            "privacy.sampling",
+            "noise that is correlated over steps (privacy.bands) needs sampling: poisson or bins",
+        )
+    if adjacency == "add-or-remove" and sampling != "bins":
+        yield (
+            "privacy.bands",
+            "an add-or-remove claim allows no groups, which move when a unit is added: take sampling: bins",
+        )
 
 
 def _literal_faults(config: "Config") -> Iterator[tuple[str, str]]:

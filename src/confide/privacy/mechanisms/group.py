@@ -7,10 +7,12 @@ from typing import ClassVar
 from confide.privacy.accounting import (
     BallsInBins,
     DominatingPair,
+    FixedBins,
     GroupOf,
     MixtureOfGaussians,
     TruncatedPoisson,
 )
+from confide.privacy.correlated_noise import SQUARE_ROOT, coefficients
 from confide.privacy.mechanisms.rows import CappedRows
 from confide.privacy.sampling import Sampling
 
@@ -37,14 +39,20 @@ class GroupPrivacy(CappedRows):
         return GroupOf(example_level(rows, sampling, steps), max(most, 1))
 
 
-def example_level(rows: int, sampling: Sampling, steps: int) -> DominatingPair:
+def example_level(rows: int, sampling: Sampling, steps: int, exponent: float = SQUARE_ROOT) -> DominatingPair:
     """Return the process of a unit that has one row.
 
-    Formal guarantee, with `bands` above 1: Choquette-Choo et al. 2023, Theorem 4. A unit's group has its turn in
-    at most ceil(T / bands) of T steps. A column of C ends before the next turn's begins, so each turn is a release of
-    its own, of N(Bernoulli(bands q) v, s^2 |v|^2 I) with v the column, in which the unit moves C X by |v| clip norms.
+    Formal guarantee, with `bands` above 1: in bins that of `FixedBins`. Else that of Choquette-Choo et al. 2023,
+    Theorem 4: a unit's group has its turn in at most ceil(T / bands) of T steps. A column of C ends before the next
+    turn's begins, so each turn is a release of its own, of N(Bernoulli(bands q) v, s^2 |v|^2 I) with v the column, in
+    which the unit moves C X by |v| clip norms.
+
+    Args:
+        exponent: of the matrix C by which noise is correlated.
     """
-    if sampling.bands > 1:
+    if sampling.keeps_bins:
+        return FixedBins(sampling.bins, steps, tuple(coefficients(sampling.bands, exponent)))
+    if sampling.has_groups:
         turns = math.ceil(steps / sampling.bands)
         process = MixtureOfGaussians.bernoulli(sampling.bands * sampling.rate, turns)
         return replace(
