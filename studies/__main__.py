@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -14,8 +14,9 @@ import typer
 from confide.cli.base import Cluster, Json, Processes, crew_of, print_json, verb
 from confide.utils.console import Console, guarded
 from confide.utils.errors import CheckFailed, InputError
+from confide.utils.workers import Crew
 from studies.registry import names, study
-from studies.runner import pages, register
+from studies.runner import pages, register, store
 from studies.runner.comparison import compared, is_kept, told
 from studies.runner.findings import judged
 from studies.runner.study import Scale, Study, Work
@@ -45,6 +46,14 @@ def main(
         typer.Option(
             "--fresh",
             help="train all runs of the study again; with --all, also forget all files of the scale",
+        ),
+    ] = False,
+    added: Annotated[
+        bool,
+        typer.Option(
+            "--added",
+            help="train only what studies/measured lacks: for a study that has a new arm, key or place, and whose "
+            "other runs are as they were",
         ),
     ] = False,
     recorded: Annotated[
@@ -81,6 +90,10 @@ def main(
         raise InputError("name a study, or give --all; --list shows their names")
     if recorded and scale is Scale.TINY:
         raise InputError("--record: the figures of the scale tiny mean nothing")
+    if added and (fresh or against):
+        raise InputError(
+            "--added: takes what studies/measured keeps, and --fresh and --compare do without it"
+        )
     if against and recorded:
         raise InputError("--compare: --record replaces what would be compared with: give one of them")
     chosen = _kept(scale, name) if against else names() if every else [str(name)]
@@ -91,12 +104,12 @@ def main(
         data,
         folder / scale,
         scale,
-        **({} if crew is None else {"crew": crew}),
+        crew=crew or Crew(),
         console=Console(),
         text=text,
         again=set() if fresh else None,
     )
-    found = [_run(study(each), work, recorded) for each in chosen]
+    found = [_run(study(each), _with_measured(work, each) if added else work, recorded) for each in chosen]
     forget_rows(work)
     if against:
         moving = [each for each in chosen if study(each).follows_code]
@@ -120,6 +133,14 @@ def _run(chosen: Study, work: Work, recorded: bool) -> tuple[list[dict[str, obje
     entries = [register.entry(chosen, work.scale, each, rows, today, work.text) for each in found]
     pages.draw(chosen, rows, work.folder)
     return entries, pages.section(chosen, rows, entries)
+
+
+def _with_measured(work: Work, name: str) -> Work:
+    """Return the work with what is kept of a study at its scale."""
+    path = register.KEPT / f"{name}-{work.scale}.parquet"
+    if not path.exists():
+        raise InputError(f"--added: studies/measured keeps nothing of {name} at the scale {work.scale}")
+    return replace(work, measured=store.read(path))
 
 
 def _kept(scale: Scale, name: str | None) -> list[str]:

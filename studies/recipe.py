@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from confide.config.train_section import EMBEDDINGS
 from confide.utils.rounding import at_least
 from studies.runner import users
 from studies.runner.findings import MARGIN, Finding, paired
@@ -17,7 +19,7 @@ from studies.runner.twins import EPSILON, TUNED, best_twin, gained, percents, wi
 
 PLAIN, CHOSEN = "plain: two chunks of each", "chosen: one chunk of twice the users"
 EPOCHS = "one chunk, each user once an epoch"
-BANDS = "one chunk, noise correlated over 15 steps"
+KEPT = "one chunk, bins kept, noise correlated, embeddings counted twice"
 WANTED = 0.8
 """The share that is claimed of what training without privacy gains, tuned for itself."""
 OF_PLAIN = {8.0: 0.92, 3.0: 0.88}
@@ -34,6 +36,7 @@ _SMALL: dict[str, Any] = {
     "tuned": (8.0,),
     "seeds": 3,
     "tunes_twins": True,
+    "kept": (),
     "micro_tokens": 2048,
 }
 _SIZES: Mapping[Scale, dict[str, Any]] = {
@@ -54,7 +57,8 @@ _SIZES: Mapping[Scale, dict[str, Any]] = {
             "train.learning_rate": (1e-3, 2e-3, 4e-3, 6e-3, 8e-3),
             "train.average.kind": ("none", "tail"),
         },
-        "arms": (PLAIN, CHOSEN, EPOCHS, BANDS),
+        "arms": (PLAIN, CHOSEN, EPOCHS),
+        "kept": (4e-3, 6e-3, 9e-3),
         "tunes_twins": False,
         "micro_tokens": 32_768,
     },
@@ -63,38 +67,47 @@ _ARMS: Mapping[str, Keys] = {
     PLAIN: {"privacy.rows_per_unit": 2},
     CHOSEN: {"privacy.rows_per_unit": 1},
     EPOCHS: {"privacy.rows_per_unit": 1, "privacy.sampling": "bins"},
-    BANDS: {"privacy.rows_per_unit": 1, "privacy.bands": 15},
+    KEPT: {
+        "privacy.rows_per_unit": 1,
+        "privacy.sampling": "bins",
+        "privacy.bands": 13,  # steps of an epoch
+        "privacy.scales": {EMBEDDINGS: 2.0, "*attn": 0.5},
+    },
 }
 _WORDS = {
     EPOCHS: ("the recipe with each user once an epoch", "drawing each user once an epoch", "Poisson draws"),
-    BANDS: ("the recipe with correlated noise", "correlated noise", "independent noise"),
+    KEPT: (
+        "the recipe with correlated noise in bins that are kept, and embeddings that count twice",
+        "all this: bins that are kept, correlated noise, embeddings that count twice and attention that counts half",
+        "Poisson draws, independent noise and gradients that all count alike",
+    ),
 }
 """How claims name an arm that changes one thing of the chosen recipe: itself, what it changes, what that replaces."""
-_FASTER = 2
-"""What the rates of correlated noise are over those of the other arms, since less noise stays in the weights."""
 
 
 def grids(work: Work) -> list[Grid]:
     size = _SIZES[work.scale]
-    mechanism: Keys = {"privacy.mechanism": "uls", "privacy.selection": "random-chunk"}
-    arms = tuple(
-        Arm(
-            name,
-            {**mechanism, **_ARMS[name], "train.batch": size["rows"] / _ARMS[name]["privacy.rows_per_unit"]},
-            _options(name, size["options"]),
-        )
-        for name in size["arms"]
-    )
+    arms = tuple(_arm(name, size, size["options"]) for name in size["arms"])
     keys = users.keys(size["steps"], **OWN_OPTIMISER) | {"train.micro_tokens": size["micro_tokens"]}
     grid = Grid("recipe", (size["text"],), own, keys, arms, {}, {}, size["seeds"])
-    return with_twins(grid, size["epsilons"], size["tuned"], size["tunes_twins"])
+    found = with_twins(grid, size["epsilons"], size["tuned"], size["tunes_twins"])
+    if size["kept"]:
+        # It came later, and has fewer trials. Its twin would be that of the bins.
+        arm = _arm(KEPT, size, {"train.learning_rate": size["kept"]})
+        found.append(
+            replace(
+                grid, arms=(arm,), at={EPSILON: size["epsilons"]}, tuned_at={EPSILON: tuple(size["tuned"])}
+            )
+        )
+    return found
 
 
-def _options(name: str, options: Keys) -> Keys:
-    if name != BANDS:
-        return options
-    rate = "train.learning_rate"
-    return {**options, rate: tuple(_FASTER * each for each in options[rate])}
+def _arm(name: str, size: Mapping[str, Any], options: Keys) -> Arm:
+    own = _ARMS[name]
+    mechanism: Keys = {"privacy.mechanism": "uls", "privacy.selection": "random-chunk"}
+    return Arm(
+        name, {**mechanism, **own, "train.batch": size["rows"] / own["privacy.rows_per_unit"]}, options
+    )
 
 
 def measure(work: Work) -> list[Row]:

@@ -40,6 +40,7 @@ class Work:
         crew: the processes that share its runs.
         text: the one text to run a study on; None for all of its texts.
         again: what was trained anew, where runs of earlier commands do not count; None where they do.
+        measured: measurements that are kept, of runs that need not be trained again.
     """
 
     data: Path | None
@@ -49,6 +50,7 @@ class Work:
     console: Console = field(default_factory=lambda: Console(quiet=True))
     text: str | None = None
     again: set[Path] | None = None
+    measured: Sequence[Row] = ()
 
     def has(self, result: Path) -> bool:
         """Tell whether a result is there that need not be made."""
@@ -58,6 +60,15 @@ class Work:
         """Note that a result was made, so that it counts from now on."""
         if self.again is not None:
             self.again.add(result)
+
+    def kept(self, columns: Row) -> Row | None:
+        """Return what was measured of the run with these columns, without them; None if nothing is kept of it."""
+        for row in self.measured:
+            if all(row.get(name) == value for name, value in columns.items()):
+                return {
+                    name: value for name, value in row.items() if name not in columns and value is not None
+                }
+        return None
 
     def chosen(self, texts: Sequence[str]) -> Sequence[str]:
         """Return the texts to run on, of those of a study.

@@ -205,6 +205,10 @@ def _measured(run: Trained) -> Row:
 
 def trained(runs: Sequence[Trained], work: Work, what: str) -> list[Row]:
     """Return the rows of runs, in their order. Each result is kept once it is there, for the next time."""
+    (work.folder / "runs").mkdir(parents=True, exist_ok=True)
+    for run in runs:
+        if not work.has(run.result) and (kept := work.kept(run.columns)) is not None:
+            write_text(run.result, json.dumps(kept))
     left = {run.folder: run for run in runs if not work.has(run.result)}
     if left:
         if work.again is not None:
@@ -214,7 +218,6 @@ def trained(runs: Sequence[Trained], work: Work, what: str) -> list[Row]:
             ) in left.items():  # nothing that an earlier command left there counts, now or later
                 shutil.rmtree(folder, ignore_errors=True)
                 run.result.unlink(missing_ok=True)
-        (work.folder / "runs").mkdir(parents=True, exist_ok=True)
         done = len(runs) - len(left)
         with (
             work.crew.workers(_Training(), "a process that trains") as workers,

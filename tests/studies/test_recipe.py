@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from studies.recipe import BANDS, CHOSEN, EPOCHS, PLAIN
+from studies.recipe import CHOSEN, EPOCHS, KEPT, PLAIN
 from studies.runner import twins
 from studies.runner.findings import NOT_REPRODUCED, REPRODUCED, judged
 from studies.runner.grid import NOTHING
@@ -50,9 +50,9 @@ def test_both_recipes_spend_as_much_and_twins_are_tuned_with_as_many_trials(tmp_
     assert {arm.name for arm in bare.arms} == {PLAIN + TUNED, CHOSEN + TUNED}
 
 
-def outcome(plain, chosen, tuned, epochs=None, bands=None):
+def outcome(plain, chosen, tuned, epochs=None, kept=None):
     made = {}
-    for arm, loss in ((PLAIN, plain), (CHOSEN, chosen), (EPOCHS, epochs), (BANDS, bands)):
+    for arm, loss in ((PLAIN, plain), (CHOSEN, chosen), (EPOCHS, epochs), (KEPT, kept)):
         if loss is not None:
             made |= {(arm, 3.0): loss, (arm, 8.0): loss, (arm, math.inf): 5.0, (arm + TUNED, math.inf): tuned}
     return rows(made)
@@ -71,15 +71,17 @@ def test_claims_of_the_recipe_follow_the_outcome():
     assert [each.verdict for each in found] == [NOT_REPRODUCED] * 7
     found = judged(recipe.findings(outcome(plain=5.6, chosen=5.1, tuned=4.95, epochs=5.0)))
     assert [each.verdict for each in found] == [REPRODUCED] * 11
-    found = judged(recipe.findings(outcome(plain=5.6, chosen=5.1, tuned=4.95, epochs=5.0, bands=4.99)))
+    found = judged(recipe.findings(outcome(plain=5.6, chosen=5.1, tuned=4.95, epochs=5.0, kept=4.99)))
     assert [each.verdict for each in found] == [REPRODUCED] * 15
     assert len({each.finding.claim for each in found}) == 15
 
 
-def test_correlated_noise_tries_as_many_rates_and_higher_ones(tmp_path):
-    [grid] = recipe.grids(Work(None, tmp_path, Scale.FULL))
-    rates = {arm.name: arm.options["train.learning_rate"] for arm in grid.arms}
-    assert rates[BANDS] == pytest.approx([2 * rate for rate in rates[CHOSEN]])
+def test_what_came_later_trains_with_privacy_alone_and_keeps_the_others_as_they_were(tmp_path):
+    first, later = recipe.grids(Work(None, tmp_path, Scale.FULL))
+    assert [arm.name for arm in first.arms] == [PLAIN, CHOSEN, EPOCHS]
+    assert [arm.name for arm in later.arms] == [KEPT]
+    assert math.inf not in later.at[EPSILON]
+    assert later.arms[0].keys["privacy.bands"] == round(6854 / later.arms[0].keys["train.batch"])
 
 
 def user_rows(many, few):

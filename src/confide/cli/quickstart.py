@@ -53,13 +53,14 @@ def config(folder: Path) -> Config:
                 "epsilon": 8.0,
                 "rows_per_unit": 1,
                 "selection": "random-chunk",
-                "bands": 8,
+                "sampling": "bins",
+                "bands": 10,  # steps of an epoch
                 "scales": {"embeddings": 2.0, "attn": 0.5},
             },
             "train": {
                 "steps": 24,
-                "batch": 192.0,
-                "learning_rate": 8e-3,
+                "batch": 200.0,
+                "learning_rate": 1.2e-2,
                 "twin_learning_rate": STEADY,
                 "betas": [0.6, 0.999],
                 "checkpoint_every": 12,

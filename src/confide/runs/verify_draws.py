@@ -142,7 +142,8 @@ class Drawn:
     def _too_many(self) -> Iterator[str]:
         total, expected = sum(map(len, self.ids.values())), float(self.rates.sum()) * len(self.ids)
         # Groups and bins are alike but for one. A batch of `shuffle` may have some of the next order, and no one twice.
-        room = len(self.ids) + _spread(expected)
+        # Where everybody keeps the bin, the second epoch has the sizes of the first, and their chances add up.
+        room = len(self.ids) + (2 * _spread(expected / 2) if self.kind == KEPT else _spread(expected))
         if total > expected + room or (total < expected - room and self.kind not in ("truncated", "shuffle")):
             yield "far from it"
 

@@ -18,6 +18,9 @@ from confide.utils.errors import InputError
 CHANCE = 1e-12
 """The probability that the draws of the accountant let some delta come out too small. It is added to every delta."""
 
+TRIES = 32
+"""Noises that a search may look at with the draws of a claim, before it ends at one. Each has its share of `CHANCE`."""
+
 SEED = 20261129
 """Of the accountant's draws. It was fixed before any run, so that the draws know nothing of a run's settings."""
 
@@ -27,11 +30,13 @@ DRAWS = 1 << 21
 MOST_BINS = 512
 """The longest epoch that is accounted for: a longer one takes minutes."""
 
+MOST_STEPS = 100_000
+"""The longest run: for each bin there is a number for each step."""
+
 FARTHEST = 300.0
 """The largest loss that is looked at. Where losses go farther, the unit's bin counts as known."""
 
-_COARSEST = 1e-2  # the interval of the grid of losses, unless losses go very far
-_POINTS = 6_000  # of the grid, at most
+_POINTS = 6_000  # of the grid of losses, about
 _BLOCK = 1 << 20  # numbers that are drawn at once
 
 _SHIFTS = (0.0, 2.0, 4.0)
@@ -63,9 +68,10 @@ class FixedBins:
 
     P/Q is S = mean of exp(X^j - G_jj / 2), where X is normal with covariance G_jk = <a^j, a^k>. `_bounds` draws X, from
     other distributions as well, and bounds E_Q (S - g)+ and E_Q (1 - g S)+ on a grid of g = e^epsilon, all at once with
-    probability 1 - `CHANCE`, by the empirical Bernstein bound (Maurer and Pontil 2009, Theorem 4). The run, with a
-    noise that was chosen by such draws, is then as private as the curve says: `CHANCE` is part of every delta. Both
-    divergences are convex in g, so that they lie below the convex hull of the bounds, too.
+    probability 1 - `CHANCE` / `TRIES`, by the empirical Bernstein bound (Maurer and Pontil 2009, Theorem 4). A search
+    for the least noise starts from draws of its own (`estimate`), and then looks at a few noises, one larger than the
+    other. So the run is as private as the curve of the noise at which it ends says: `CHANCE` is part of every delta.
+    Both divergences are convex in g, so that they lie below the convex hull of the bounds, too.
 
     Attributes:
         bins: b, the steps of an epoch.
@@ -81,6 +87,11 @@ class FixedBins:
         check_steps(self.steps)
         if not self.column or min(self.column) < 0 or self.column[0] <= 0:
             raise ValueError("a column has no negative elements, and the first is positive")
+        if self.steps > MOST_STEPS:
+            raise InputError(
+                f"privacy.bands: with sampling: bins a run has at most {MOST_STEPS:,} steps where noise is "
+                f"correlated, and here it would have {self.steps:,}: use sampling: poisson"
+            )
         if not 1 <= self.bins <= MOST_BINS:
             raise InputError(
                 f"privacy.bands: with sampling: bins, an epoch has at most {MOST_BINS} steps where noise is "
@@ -112,12 +123,11 @@ class FixedBins:
 
     def gram(self, s: float) -> np.ndarray:
         """Compute G at a noise multiplier: float64[bins, bins]."""
-        column = np.zeros(self.steps)
-        kept = min(self.steps, len(self.column))
-        column[:kept] = self.column[:kept]
+        column = np.array(self.column)
         moved = np.zeros((self.bins, self.steps))  # a^j, in units of the noise's
         for step in range(self.steps):
-            moved[step % self.bins, step:] += column[: self.steps - step]
+            reached = moved[step % self.bins, step : step + len(column)]
+            reached += column[: len(reached)]
         gram: np.ndarray = moved @ moved.T / (s**2 * math.fsum(c * c for c in self.column))
         return gram
 
@@ -125,8 +135,9 @@ class FixedBins:
         return (
             f"In each {self.bins} steps a unit takes part in one, always the same, which it draws uniformly and once "
             f"(fixed bins), for {self.steps} steps; the noise of a step is taken back in part by later ones; what one "
-            "unit does is compared with the same unit zeroed out, under Gaussian noise. Divergences are bounded from "
-            f"{DRAWS:,} random draws, and delta includes {CHANCE:g}, the chance that a bound is too small."
+            "unit does is compared with the same unit zeroed out, under Gaussian noise. Where the bin counts as "
+            f"unknown, divergences are bounded from {DRAWS:,} random draws, and delta includes {CHANCE:g}, the chance "
+            "that a bound is too small."
         )
 
 
@@ -135,7 +146,7 @@ def _curve(process: FixedBins, s: float, draws: int) -> PrivacyProfile:
     gram = process.gram(s)
     longest = float(gram.diagonal().max())
     farthest = longest / 2 + 10 * math.sqrt(longest)
-    h = max(_COARSEST, farthest / _POINTS)
+    h = max(1e-4, farthest / _POINTS)
     epsilons = h * np.arange(math.ceil(farthest / h) + 1)
     removal, addition = _bounds(gram, epsilons, draws)
     known = np.minimum(_gaussian(math.sqrt(longest), epsilons), 1.0)
@@ -177,7 +188,8 @@ def _bounds(gram: np.ndarray, epsilons: np.ndarray, draws: int) -> tuple[np.ndar
     bins, h = len(gram), float(epsilons[1])
     lifted = gram + 1e-10 * gram.diagonal().max() * np.eye(bins)  # no covariance is less, so no divergence is
     diagonal, largest = lifted.diagonal(), float(lifted.diagonal().max())
-    factor, stream = np.linalg.cholesky(lifted), np.random.default_rng(SEED)
+    factor = np.linalg.cholesky(lifted)
+    stream = np.random.default_rng(SEED if draws >= DRAWS else SEED + 1)
     towards, square = lifted.mean(axis=1), float(lifted.mean())
     farther = 1 + np.array(_SHIFTS) / math.sqrt(largest)
     backwards = np.array(_SHIFTS) / math.sqrt(square)
@@ -206,9 +218,10 @@ def _bounds(gram: np.ndarray, epsilons: np.ndarray, draws: int) -> tuple[np.ndar
         losses = -(top + np.log(np.exp(powers).mean(axis=1)))
         likely = [-t * means - t**2 * square / 2 for t in backwards]
         addition.add(losses, math.log(kinds) - logsumexp(likely, axis=0))
-    nats = math.log(2 * 2 * len(epsilons) / CHANCE)
+    nats = math.log(2 * 2 * len(epsilons) * TRIES / CHANCE)
     reach = [kinds * _most(t) * np.exp((t - 1) * (t * largest / 2 - epsilons)) for t in farther]
-    back = [kinds * np.exp(-t * (epsilons - diagonal.mean() / 2) + t**2 * square / 2) for t in backwards]
+    shifted = epsilons - diagonal.mean() / 2
+    back = [kinds * np.exp(np.minimum(t**2 * square / 2 - t * shifted, 600.0)) for t in backwards]
     return (
         removal.bound(epsilons, np.min(reach, axis=0), nats),
         addition.bound(epsilons, np.min(back, axis=0), nats),

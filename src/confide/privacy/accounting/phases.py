@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from confide.privacy.accounting.curves import Direction, PrivacyProfile, compose
-from confide.privacy.accounting.pairs import FINE, DominatingPair
+from confide.privacy.accounting.pairs import FINE, DominatingPair, sketch
 from confide.utils.rounding import at_least
 
 
@@ -46,10 +46,18 @@ class After:
     words: str = field(default="", compare=False)
 
     def curve(self, noise_multiplier: float, interval: float = FINE) -> PrivacyProfile:
+        then = None if self.process is None else self.process.curve(noise_multiplier, interval)
+        return self._before(then, interval)
+
+    def estimate(self, noise_multiplier: float, interval: float) -> PrivacyProfile:
+        """Estimate the curve for a search, as `pairs.sketch` says."""
+        then = None if self.process is None else sketch(self.process)(noise_multiplier, interval)
+        return self._before(then, interval)
+
+    def _before(self, then: PrivacyProfile | None, interval: float) -> PrivacyProfile:
         first = self.phase.curve(self.phase_noise, interval)
-        if self.process is None:
+        if then is None:
             return first
-        then = self.process.curve(noise_multiplier, interval)
         if math.isinf(first.epsilon(0.5)) or math.isinf(then.epsilon(0.5)):
             return PrivacyProfile.unprotected()
         return compose([first, then])

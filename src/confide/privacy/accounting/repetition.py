@@ -10,7 +10,7 @@ import numpy as np
 from scipy.optimize import brentq
 
 from confide.privacy.accounting.curves import Array, Direction, PrivacyProfile
-from confide.privacy.accounting.pairs import FINE, DominatingPair
+from confide.privacy.accounting.pairs import FINE, DominatingPair, sketch
 from confide.utils.errors import InputError
 from confide.utils.rounding import at_most
 
@@ -104,6 +104,10 @@ class Repeated:
 
     def curve(self, noise_multiplier: float, interval: float = FINE) -> PrivacyProfile:
         return repeated(self.process.curve(noise_multiplier, interval), self.trials)
+
+    def estimate(self, noise_multiplier: float, interval: float) -> PrivacyProfile:
+        """Estimate the curve for a search, as `pairs.sketch` says."""
+        return repeated(sketch(self.process)(noise_multiplier, interval), self.trials)
 
     def describe(self) -> str:
         return (

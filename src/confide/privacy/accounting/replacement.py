@@ -13,7 +13,7 @@ from scipy.special import log_ndtr, ndtr, ndtri
 
 from confide.privacy.accounting.composing import mirrored
 from confide.privacy.accounting.curves import PrivacyProfile, exchanged
-from confide.privacy.accounting.pairs import FINE, DominatingPair, Grid, MixtureOfGaussians, checked
+from confide.privacy.accounting.pairs import FINE, DominatingPair, Grid, MixtureOfGaussians, checked, sketch
 from confide.utils.rounding import at_most
 
 _BEYOND = -float(ndtri(math.exp(-50) / 4))
@@ -120,6 +120,10 @@ class Exchanged:
 
     def curve(self, noise_multiplier: float, interval: float = FINE) -> PrivacyProfile:
         return exchanged(self.process.curve(noise_multiplier, interval))
+
+    def estimate(self, noise_multiplier: float, interval: float) -> PrivacyProfile:
+        """Estimate the curve for a search, as `pairs.sketch` says."""
+        return exchanged(sketch(self.process)(noise_multiplier, interval))
 
     def describe(self) -> str:
         return (

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RowSampler:
-    """Each row in use is drawn independently and clipped on its own."""
+    """Each row in use is drawn by itself and clipped on its own."""
 
     depends_on_step_alone: ClassVar[bool] = True
 
