@@ -133,6 +133,14 @@ MECHANISMS = [
     ),
     Fault(
         "correlation",
+        "bins are accounted for another matrix than that of the noise",
+        "privacy/mechanisms/group.py::example_level",
+        "coefficients(sampling.bands, exponent)",
+        "coefficients(sampling.bands)",
+        "tests/privacy/mechanisms/test_in_bins.py -k matrix",
+    ),
+    Fault(
+        "correlation",
         "units are accounted for as if drawn in every step alike",
         "privacy/mechanisms/group.py::example_level",
         "sampling.bands * sampling.rate",

@@ -96,6 +96,14 @@ PITFALLS = [
     ),
     Fault(
         "14",
+        "a bin that is accounted for as kept is drawn anew in every epoch",
+        "privacy/sampling.py::Sampling.draw",
+        "0 if self.keeps_bins else epoch",
+        "epoch",
+        "tests/privacy/mechanisms/test_in_bins.py -k keeps",
+    ),
+    Fault(
+        "14",
         "things are drawn at 1.02 times the rate that is accounted for",
         "privacy/sampling.py::Sampling.draw",
         "self.rate * self.bands",

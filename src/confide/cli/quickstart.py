@@ -58,12 +58,12 @@ def config(folder: Path) -> Config:
                 "scales": {"embeddings": 2.0, "attn": 0.5},
             },
             "train": {
-                "steps": 24,
+                "steps": 20,  # two epochs
                 "batch": 200.0,
-                "learning_rate": 1.2e-2,
+                "learning_rate": 1e-2,
                 "twin_learning_rate": STEADY,
                 "betas": [0.6, 0.999],
-                "checkpoint_every": 12,
+                "checkpoint_every": 10,
             },
             # The audit tokenises every number that a canary might have had: of six digits that took a minute.
             "canaries": {"count": CANARIES, "family": "digits", "digits": 5},

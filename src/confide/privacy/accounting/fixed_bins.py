@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import numpy as np
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
-from scipy.special import log_ndtr, logsumexp, ndtr
+from scipy.special import log_ndtr, ndtr
 
 from confide.privacy.accounting.composing import connected
 from confide.privacy.accounting.curves import Composed, PrivacyProfile
@@ -37,7 +37,7 @@ FARTHEST = 300.0
 """The largest loss that is looked at. Where losses go farther, the unit's bin counts as known."""
 
 _POINTS = 6_000  # of the grid of losses, about
-_BLOCK = 1 << 20  # numbers that are drawn at once
+_BLOCK = 1 << 19  # numbers that are drawn at once
 
 _SHIFTS = (0.0, 2.0, 4.0)
 """How far draws are moved towards large losses, in standard deviations. A third of them has each."""
@@ -200,24 +200,24 @@ def _bounds(gram: np.ndarray, epsilons: np.ndarray, draws: int) -> tuple[np.ndar
     while left:
         count = min(left, max(1, _BLOCK // bins))
         left -= count
-        x = stream.standard_normal((count, bins)) @ factor.T
+        x = factor @ stream.standard_normal((bins, count))
         which = stream.integers(kinds, size=count)
-        away = x - backwards[which][:, None] * towards
-        x += farther[which][:, None] * lifted[stream.integers(bins, size=count)]
+        away = x - towards[:, None] * backwards[which]
+        x += farther[which] * lifted[:, stream.integers(bins, size=count)]
 
         top, powers = _log_ratio(x, diagonal)
-        ratio = top + np.log(np.exp(powers).mean(axis=1))
+        ratio = top + np.log(np.exp(powers).mean(axis=0))
         likely = [ratio]
         for t in farther[1:]:
-            tilted = np.exp(t * powers - t * (t - 1) * diagonal / 2).mean(axis=1)
+            tilted = np.exp(t * powers - t * (t - 1) * diagonal[:, None] / 2).mean(axis=0)
             likely.append(t * top + np.log(tilted))
-        removal.add(ratio, ratio - (logsumexp(likely, axis=0) - math.log(kinds)))
+        removal.add(ratio, ratio + math.log(kinds) - np.logaddexp.reduce(likely))
 
-        means = away.mean(axis=1)
+        means = away.mean(axis=0)
         top, powers = _log_ratio(away, diagonal)
-        losses = -(top + np.log(np.exp(powers).mean(axis=1)))
+        losses = -(top + np.log(np.exp(powers).mean(axis=0)))
         likely = [-t * means - t**2 * square / 2 for t in backwards]
-        addition.add(losses, math.log(kinds) - logsumexp(likely, axis=0))
+        addition.add(losses, math.log(kinds) - np.logaddexp.reduce(likely))
     nats = math.log(2 * 2 * len(epsilons) * TRIES / CHANCE)
     reach = [kinds * _most(t) * np.exp((t - 1) * (t * largest / 2 - epsilons)) for t in farther]
     shifted = epsilons - diagonal.mean() / 2
@@ -230,9 +230,9 @@ def _bounds(gram: np.ndarray, epsilons: np.ndarray, draws: int) -> tuple[np.ndar
 
 def _log_ratio(x: np.ndarray, diagonal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the largest X^j - G_jj / 2 of each draw, and all of them less that, in the place of `x`."""
-    x -= diagonal / 2
-    top: np.ndarray = x.max(axis=1)
-    x -= top[:, None]
+    x -= diagonal[:, None] / 2
+    top: np.ndarray = x.max(axis=0)
+    x -= top
     return top, x
 
 
