@@ -241,6 +241,21 @@ def test_where_the_rule_knows_rates_correlated_noise_is_ranked_at_its_own(few, m
     )  # two digits
 
 
+def test_scales_are_set_where_a_study_found_them_to_pay(few):
+    def scales(settings):
+        found = suggest(settings, shape(), SIZE, count=100)["ranked"]
+        return {row["place"]: row["settings"].get("privacy.scales") for row in found}
+
+    few_noise = scales(config())
+    assert few_noise[1] == {"embeddings": 2.0, "attn": 0.5}
+    assert set(map(str, scales(config(epsilon=0.05)).values())) == {"None"}
+    assert set(map(str, scales(of_another_model()).values())) == {"None"}
+    assert set(map(str, scales(config(scales={"embeddings": 3.0})).values())) == {"None"}  # one's own stay
+    first = suggest(config(), shape(), SIZE, count=1)["ranked"][0]
+    mechanism = mechanisms.build(altered(config(), first["settings"], "test"))
+    assert mechanism.scales == (("attn", 0.5), ("embeddings", 2.0))
+
+
 def test_an_audit_of_sums_keeps_poisson_draws_and_independent_noise(few):
     raw = config().model_dump(mode="json") | {"canaries": {"count": 4, "white_box": True}}
     found = suggest(check(raw), shape(), SIZE, count=5)

@@ -14,7 +14,7 @@ from confide.config.schema import Config
 from confide.models.loading import load_model, load_tokenizer
 from confide.planning.cost import Size
 from confide.planning.plan import plan as planned_for
-from confide.planning.progress import STEADY
+from confide.planning.progress import SCALED, STEADY
 from confide.planning.verdict import verdict
 from confide.reporting.facts import Facts
 from confide.reporting.verdict import VERDICTS
@@ -55,7 +55,7 @@ def config(folder: Path) -> Config:
                 "selection": "random-chunk",
                 "sampling": "bins",
                 "bands": 10,  # steps of an epoch
-                "scales": {"embeddings": 2.0, "attn": 0.5},
+                "scales": dict(SCALED),
             },
             "train": {
                 "steps": 20,  # two epochs

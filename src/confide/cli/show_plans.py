@@ -208,6 +208,11 @@ def suggestions(found: dict[str, Any]) -> None:
             "bundled model alone, when all its weights learn to write: yours is kept. Try others with `confide tune`, "
             "which counts its trials, or on public text"
         )
+    if "privacy.scales" in found["ranked"][0]["settings"]:
+        print(
+            "privacy.scales are no part of the ranking: a study found 3% to 20% less perplexity with them, the least "
+            "where noise was largest"
+        )
     nested: dict[str, dict[str, Any]] = {}
     for key, value in found["ranked"][0]["settings"].items():
         section, _, name = key.partition(".")
