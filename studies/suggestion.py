@@ -1,7 +1,8 @@
-"""Does `plan --suggest` choose as well as a search? Its first setting against the best of 24, at three epsilons.
+"""Does `plan --suggest` choose as well as a search? Its first setting against the best of 36, at three epsilons.
 
 The search chooses on validation users; the suggestion sees the shape of the data alone. Both are measured on other
-users. A suggestion may have noise that is correlated over steps, so the search tries it as well. At `full` the planner
+users. A suggestion may have noise that is correlated over steps, and gradients that are multiplied before they are
+clipped, so the search tries them as well. At `full` the planner
 knows no learning rate, and the suggestion keeps the highest of the search.
 
 The planner's two constants are fitted to the trials of one chunk with independent noise at the higher rate. What they
@@ -31,6 +32,7 @@ from studies.runner.models import bundled
 from studies.runner.study import Row, Scale, Study, Table, Work
 from studies.runner.suggested import (
     CORRELATED,
+    CORRELATED_SCALED,
     EPSILON,
     INDEPENDENT,
     NOISE,
@@ -56,7 +58,7 @@ _SMALL: dict[str, Any] = {
     "ks": (1, 2),
     "steps": (16, 32, 64),
     "rates": (2e-3, 4e-3),
-    "noises": (INDEPENDENT, CORRELATED),
+    "noises": (INDEPENDENT, CORRELATED, CORRELATED_SCALED),
     "epsilons": (1.0, 3.0, 8.0),
     "budgets": {1920: (8, 16, 32, 64), 7680: (16, 32, 64, 128)},
     "seeds": 3,
@@ -117,7 +119,7 @@ def spent(rows: int, count: int, keys: Keys) -> Keys:
     found = dict(keys)
     noise = found.pop(NOISE, INDEPENDENT)
     found["train.batch"] = rows / (keys[K] * keys[STEPS])
-    return correlated(count, found) if noise == CORRELATED else found
+    return found if noise == INDEPENDENT else correlated(count, found, noise)
 
 
 def suggestions(work: Work) -> tuple[int, dict[float, Keys]]:

@@ -28,9 +28,12 @@ from studies.runner.study import Row, Scale, Study, Table, Work
 from studies.runner.suggested import (
     BANDS,
     CORRELATED,
+    CORRELATED_SCALED,
+    DEALT,
     INDEPENDENT,
     NOISE,
     RATE,
+    SAMPLING,
     SEARCHED,
     STEPS,
     SUGGESTED,
@@ -51,15 +54,12 @@ SHARES = {"most": (0.6, math.inf), "part": (0.25, 0.6), "little": (0.0, 0.25)}
 LENGTH = "noise over gradient"
 _MOST_DRAWN = 0.85
 """The share of the users that a step draws at most: fewer leave each some chance not to be drawn."""
-_DEALT = 4
-"""Steps an epoch from which on the search draws each user once an epoch, as a suggestion may."""
-
 _SMALL: dict[str, Any] = {
     "steps": {"64 customers": (16, 48), "helpdesk": (24, 48)},
     "rows": 4608,  # as `confide quickstart`
-    "noises": (INDEPENDENT, CORRELATED),
+    "noises": (INDEPENDENT, CORRELATED, CORRELATED_SCALED),
     "rates": (2e-3, 4e-3, 8e-3),
-    "rates without privacy": (5e-4, 1e-3, 1.4e-3, 2e-3, 2.8e-3, 4e-3),
+    "rates without privacy": (5e-4, 7e-4, 1e-3, 1.4e-3, 1.7e-3, 2e-3, 2.4e-3, 2.8e-3, 4e-3),
     "epsilons": (8.0,),
     "seeds": 3,
 }
@@ -97,9 +97,9 @@ def spent(rows: int, count: int, keys: Keys) -> Keys:
         k *= 2
     batch = rows / (k * keys[STEPS])
     found = {**keys, K: k, "train.batch": batch}
-    if noise == CORRELATED and BANDS in (with_bands := correlated(count, found)):
+    if noise != INDEPENDENT and BANDS in (with_bands := correlated(count, found, noise)):
         return with_bands
-    return found | ({"privacy.sampling": "bins"} if count >= _DEALT * batch else {})
+    return found | ({SAMPLING: "bins"} if count >= DEALT * batch else {})
 
 
 def grids(work: Work, text: str, count: int, chosen: Mapping[float, Keys]) -> list[Grid]:
@@ -284,7 +284,7 @@ STUDY = Study(
     "runs on these customers were seen, and the highest rate that it takes without noise was chosen on them. The "
     "verdict's bounds were set after this study: before, the plan expected a part of the gain with 64 users, and 17% "
     "was kept. The rates of the search fall linearly. "
-    "In the runs of 2026-11-28 so did those of the suggestion, and neither had correlated noise. Since then the search "
-    "tries that as well, and a suggestion has a constant rate and may have correlated noise.",
+    "In the runs of 2026-11-28 so did those of the suggestion, and neither had correlated noise or scales. Since then "
+    "the search tries these as well, and a suggestion has a constant rate and may have them.",
     reads=("20newsgroups",),
 )

@@ -9,6 +9,7 @@ from typing import Any
 from confide.config.loading import check
 from confide.models import loading as models
 from confide.planning.cost import Size
+from confide.planning.progress import SCALED
 from confide.planning.suggest import suggest
 from confide.runs.folder import Run
 from confide.runs.preparation import prepared_data
@@ -17,22 +18,37 @@ from studies.runner.study import Work
 
 SEARCHED, SUGGESTED = "best of the search", "suggested"
 K, STEPS, RATE, EPSILON = "privacy.rows_per_unit", "train.steps", "train.learning_rate", "privacy.epsilon"
-BANDS = "privacy.bands"
+BANDS, SAMPLING, SCALES = "privacy.bands", "privacy.sampling", "privacy.scales"
 NOISE = "noise"
 """What a search tries as well; the config of a run has bands."""
 INDEPENDENT, CORRELATED = "independent", "correlated"
+CORRELATED_SCALED = "correlated, with scales"
 FASTER = 2
 """What the rates of correlated noise are over those of independent noise, since less noise stays in the weights."""
 
 
-def correlated(count: int, keys: Keys) -> Keys:
+DEALT = 4
+"""Steps an epoch from which on users are dealt into bins: of fewer, rounding changes the rows of a step too much."""
+
+
+def correlated(count: int, keys: Keys, noise: str = CORRELATED) -> Keys:
     """Return the keys of a run with noise that is correlated over as many steps as its users allow, if over any.
 
     Args:
-        count: users there are. Each step draws from a group of its own.
+        count: users there are. Each keeps a step of an epoch; where an epoch has few, steps draw from groups in turn.
+        noise: `CORRELATED`, or `CORRELATED_SCALED`.
     """
-    bands = min(keys[STEPS], int(count / keys["train.batch"]))
-    return {**keys, BANDS: bands, RATE: FASTER * keys[RATE]} if bands > 1 else dict(keys)
+    epoch = count / keys["train.batch"]
+    in_bins = epoch >= DEALT
+    bands = min(keys[STEPS], round(epoch) if in_bins else int(epoch))
+    if bands < 2:
+        return dict(keys)
+    found = {**keys, BANDS: bands, RATE: FASTER * keys[RATE]}
+    if in_bins:
+        found[SAMPLING] = "bins"
+    if noise == CORRELATED_SCALED:
+        found[SCALES] = dict(SCALED)
+    return found
 
 
 def as_suggested(chosen: Mapping[float, Keys], keys: Keys) -> Keys:
@@ -78,13 +94,15 @@ def written(settings: str) -> str:
         said += f" of {found['train.batch']:g} users"
     if K in found:
         said += f", {found[K]} row{'s' * (found[K] != 1)} of each"
-    is_correlated = found.get(NOISE) == CORRELATED
+    is_correlated = found.get(NOISE) in (CORRELATED, CORRELATED_SCALED)
     if RATE in found:
         said += f", rate {(FASTER if is_correlated else 1) * found[RATE]:g}"
-    if found.get("privacy.sampling") == "bins":
+    if found.get(SAMPLING) == "bins":
         said += ", each once an epoch"
     if is_correlated:
         said += ", correlated noise"
+    if found.get(NOISE) == CORRELATED_SCALED or found.get(SCALES):
+        said += ", scales"
     if found.get(BANDS, 1) > 1:
         said += f", noise correlated over {found[BANDS]} steps"
     mechanism = found.get("privacy.mechanism")

@@ -7,7 +7,7 @@ import pytest
 from studies.runner.findings import NOT_REPRODUCED, REPRODUCED, judged
 from studies.runner.grid import TRIAL
 from studies.runner.study import Scale, Work
-from studies.runner.suggested import BANDS
+from studies.runner.suggested import BANDS, CORRELATED_SCALED, SAMPLING, SCALES
 from studies.suggestion import (
     CORRELATED,
     EPSILON,
@@ -23,6 +23,7 @@ from studies.suggestion import (
     spent,
 )
 
+from confide.planning.progress import SCALED
 from studies import suggestion
 
 RATE, STEPS, K = suggestion.RATE, suggestion.STEPS, suggestion.K
@@ -47,7 +48,7 @@ def test_every_setting_spends_the_same_but_where_the_budget_is_what_is_tried(tmp
         {7680},
     ]
     assert [grid.seeds for grid in budgets] == [0, 0]  # trials alone
-    assert len(search.arms[0].trials()) == 24
+    assert len(search.arms[0].trials()) == 36
     assert [keys["train.batch"] for keys in keys_of(suggested)] == [100.0] * 3
     assert {keys[RATE] for keys in keys_of(suggested)} == {4e-3}
 
@@ -56,7 +57,10 @@ def test_correlated_noise_has_as_many_bands_as_users_allow_and_a_higher_rate():
     keys = {K: 1, STEPS: 32, RATE: 4e-3}
     assert spent(3840, 1700, keys | {NOISE: INDEPENDENT}) == {**keys, "train.batch": 120.0}
     found = spent(3840, 1700, keys | {NOISE: CORRELATED})
-    assert found == {**keys, "train.batch": 120.0, BANDS: 14, RATE: 8e-3}
+    assert found == {**keys, "train.batch": 120.0, BANDS: 14, RATE: 8e-3, SAMPLING: "bins"}
+    assert spent(3840, 1700, keys | {NOISE: CORRELATED_SCALED}) == {**found, SCALES: SCALED}
+    in_turn = spent(3840, 400, keys | {NOISE: CORRELATED})  # 3.3 steps an epoch
+    assert in_turn == {**keys, "train.batch": 120.0, BANDS: 3, RATE: 8e-3}
     assert spent(3840, 10**6, keys | {NOISE: CORRELATED})[BANDS] == 32
     few = spent(3840, 200, keys | {NOISE: CORRELATED})  # each step draws more than half of them: no bands go
     assert few == {**keys, "train.batch": 120.0}

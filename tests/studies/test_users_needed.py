@@ -47,7 +47,7 @@ def test_few_users_have_several_rows_each_and_many_have_one():
 
 def test_training_with_privacy_and_without_has_as_many_trials(tmp_path):
     private, _, bare = grids(Work(None, tmp_path, Scale.SMALL), "helpdesk", 1603, {})
-    assert len(private.arms[0].trials()) == len(bare.arms[0].trials()) == 12
+    assert len(private.arms[0].trials()) == len(bare.arms[0].trials()) == 18
     assert bare.at == bare.tuned_at == {EPSILON: (math.inf,)}
 
 
