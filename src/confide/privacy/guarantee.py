@@ -90,8 +90,7 @@ class Guarantee:
         sampling, sampling_used: the sampling that the accounting assumes, and the one that the run used.
         expected_batch: units or rows a step.
         sampling_probability: the smallest and the largest of a row or unit, in any step.
-        bands: steps over which the noise is correlated; a row's or unit's group has its turn in one of them
-            (Poisson draws), or each keeps its step of an epoch (bins).
+        bands: steps over which the noise is correlated; 1 if it is independent.
         accountant, accountant_version, discretisation: what computed the numbers (interval of the loss grid).
         protected_output: which artefact, and whether one release or several with their sum.
         provenance: code version, date, hardware, and keyed fingerprints of config and data.

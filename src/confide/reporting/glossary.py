@@ -29,7 +29,8 @@ GLOSSARY = {
     "checkpoint": "The model as it was saved in the middle of the training.",
     "run key": "The secret number that all noise and all draws come from. It lies in the run's folder.",
     "poisson": "A way to draw: each unit takes part in a step by a coin of its own.",
-    "bins": "A way to draw: each unit takes part in one step of every epoch, and draws by itself which one.",
+    "bins": "A way to draw: each unit takes part in one step of every epoch, and draws by itself which one. Where "
+    "noise is correlated over steps, it draws once and keeps that step.",
     "mask": "What stands in a text in place of something sensitive.",
     "gradient": "The direction in which a unit's text would move the model's weights.",
     "sampling probability": "The chance that a unit, or a row, takes part in a step.",

@@ -27,6 +27,7 @@ from confide.privacy.accounting import DominatingPair, delta_default, least_nois
 from confide.privacy.correlated_noise import SQUARE_ROOT, exponent_for, sensitivity
 from confide.privacy.histograms import Histograms
 from confide.privacy.mechanisms.canary_rules import canary_errors
+from confide.privacy.mechanisms.correlation_rules import correlation_errors
 from confide.privacy.mechanisms.held_out_rules import PATIENCE, choice_errors
 from confide.privacy.mechanisms.histogram_rules import histogram_errors
 from confide.privacy.mechanisms.values import (
@@ -100,7 +101,7 @@ class Mechanism(ABC):
     measured: ClassVar[str] = "standard deviation on the mean clipped gradient, in units of the clip norm"
 
     def __post_init__(self) -> None:
-        if self.bands != 1 and any(_correlation_faults(type(self), self.sampling, self.adjacency)):
+        if self.bands != 1 and any(correlation_errors(type(self), self.sampling, self.adjacency)):
             raise AssertionError(
                 f"{self.name}: nothing accounts for noise that is correlated over steps here"
             )
@@ -329,7 +330,7 @@ class Mechanism(ABC):
             if asked.sampling not in ("poisson", "bins"):
                 yield "privacy.sampling", "an add-or-remove claim needs sampling: poisson or bins"
         if asked.bands > 1:
-            yield from _correlation_faults(cls, asked.sampling, asked.adjacency)
+            yield from correlation_errors(cls, asked.sampling, asked.adjacency)
             if asked.steps is not None and asked.bands > asked.steps:
                 yield (
                     "privacy.bands",
@@ -456,27 +457,6 @@ _KEPT = (
 _LITERAL = (
     "an add-or-remove claim needs a literal constant, since what is derived from the data moves with it"
 )
-
-
-def _correlation_faults(
-    kind: type[Mechanism], sampling: str, adjacency: str | None
-) -> Iterator[tuple[str, str]]:
-    """Yield what noise that is correlated over steps does not go with, since nothing would account for it."""
-    if not kind.correlates:
-        yield (
-            "privacy.bands",
-            f"noise is correlated over steps under uls and dp-sgd, not under {kind.name}",
-        )
-    if sampling not in ("poisson", "bins"):
-        yield (
-            "privacy.sampling",
-            "noise that is correlated over steps (privacy.bands) needs sampling: poisson or bins",
-        )
-    if adjacency == "add-or-remove" and sampling != "bins":
-        yield (
-            "privacy.bands",
-            "an add-or-remove claim allows no groups, which move when a unit is added: take sampling: bins",
-        )
 
 
 def _literal_faults(config: "Config") -> Iterator[tuple[str, str]]:
