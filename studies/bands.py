@@ -87,9 +87,9 @@ def tables(rows: Sequence[Row]) -> list[Table]:
         f"Few bands are {_FEW}; most are {most}. The learning rates of each arm are four factors on the planner's "
         "rule, in which a step of correlated noise counts with the share of its noise that stays in the weights. The "
         "first beta, which stands beside the factor, is 0.3 or 0.6. Both were chosen on validation text. On the "
-        "helpdesk, independent noise draws each user once an epoch, and correlated noise in groups does not. In bins an "
-        "epoch has a whole number of steps, so that a step has up to 5% more or fewer rows. Intervals are of 95% over "
-        "run keys."
+        "helpdesk, independent noise draws each user once an epoch, and correlated noise in groups does not. In bins "
+        "an epoch has a whole number of steps, so that a step has up to 5% more or fewer rows. Intervals are of 95% "
+        "over run keys."
     )
     heads = ("noise", "against independent noise")
     return [short_runs.table("Noise that is correlated over steps", rows, ARMS, BASES, heads, note)]
