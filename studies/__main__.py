@@ -52,8 +52,8 @@ def main(
         bool,
         typer.Option(
             "--added",
-            help="train only what studies/measured lacks: for a study that has a new arm, key or place, and whose "
-            "other runs are as they were",
+            help="train only runs that studies/measured lacks, as after an arm, a key or a place was added; the others "
+            "are not trained again",
         ),
     ] = False,
     recorded: Annotated[
@@ -92,7 +92,7 @@ def main(
         raise InputError("--record: the figures of the scale tiny mean nothing")
     if added and (fresh or against):
         raise InputError(
-            "--added: takes what studies/measured keeps, and --fresh and --compare do without it"
+            "--added reuses studies/measured, which --fresh and --compare ignore: give one of them"
         )
     if against and recorded:
         raise InputError("--compare: --record replaces what would be compared with: give one of them")

@@ -80,8 +80,8 @@ class Privacy(Section):
     bands: Count = Field(
         1,
         description="uls, dp-sgd: steps over which the noise is correlated (banded matrix factorisation). With "
-        "`sampling: bins` it needs the least noise, best with as many bands as an epoch has steps; with poisson each "
-        "unit may then take part in every bands-th step alone. 1: independent noise",
+        "`sampling: bins` it needs less noise than with poisson: at epsilon 8, take as many bands as an epoch has "
+        "steps. With poisson a unit can take part in every bands-th step alone. 1: independent noise",
     )
     scales: dict[str, Positive] = Field(
         default_factory=dict,

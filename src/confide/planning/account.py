@@ -409,7 +409,7 @@ def _assumptions(
     rate, what = parameters.sampling.rate, "row" if asked.draws_rows else "unit"
     draw = f"each {what} with probability {at_most(rate, 6)}, independently of the others"
     if asked.sampling == "bins":
-        kept = ", in each epoch in the same one" if asked.bands > 1 else ""
+        kept = ", the same one in each" if asked.bands > 1 else ""
         draw += f"; it takes part in exactly one step of every {bins_of(rate)}, which are an epoch{kept}"
         if asked.rate is not None and not math.isclose(asked.rate, rate, rel_tol=0.01):
             draw += " (the rate that was asked for makes no whole number of steps)"

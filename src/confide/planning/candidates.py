@@ -141,8 +141,9 @@ class Target:
     def correlated(self, each: Candidate, warmup: int) -> Iterator[Candidate]:
         """Yield the same setting with noise that is correlated over steps; see `correlated_noise`.
 
-        In groups that have their turns, and in bins that everybody keeps. A bin takes a second to account for, so of
-        the bands there a few and as many as an epoch has steps are tried, of which one was the best where more were.
+        In groups that have their turns, and in bins that everybody keeps. Bins take a second to account for, so that
+        only 8 bands and as many as an epoch has steps are tried there. Others were best in two of the seven settings of
+        `benchmarks/kept_bins.py`.
         """
         mechanism, rate = each.mechanism, each.parameters.sampling.rate
         if not mechanism.correlates:

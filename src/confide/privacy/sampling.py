@@ -78,7 +78,8 @@ class Sampling:
     """A rule for drawing from n items: `kind`, the probability of each, and the cap of a truncated draw.
 
     With `bands` above 1 the items of a Poisson draw are dealt into so many groups, whose turns come one after the
-    other. An item whose turn it is has `bands` times the probability. In bins each item then keeps its bin.
+    other. An item whose turn it is has `bands` times the probability. In bins, `bands` above 1 means that each item
+    keeps its bin.
     """
 
     kind: str

@@ -61,7 +61,7 @@ def test_under_correlated_noise_everybody_keeps_the_bin(graph, name, population,
     assert mechanism.parameters(shape, 7).process == FixedBins(bins, 7, column)
     assert parameters.sampling.range == (1 / bins, 1 / bins)
     facts = "; ".join(parameters.facts)
-    assert "in each epoch in the same one" in facts
+    assert "the same one in each" in facts
     assert f"C has the first {bands} coefficients" in facts
     assert "groups" not in facts
     sampler = mechanism.sampler(graph, KEY, "main", lambda: None)

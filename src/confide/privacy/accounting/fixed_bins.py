@@ -19,7 +19,7 @@ CHANCE = 1e-12
 """The probability that the draws of the accountant let some delta come out too small. It is added to every delta."""
 
 TRIES = 32
-"""Noises that a search may look at with the draws of a claim, before it ends at one. Each has its share of `CHANCE`."""
+"""The most noises that a search may check with the draws of a claim. Each has its share of `CHANCE`."""
 
 SEED = 20261129
 """Of the accountant's draws. It was fixed before any run, so that the draws know nothing of a run's settings."""
@@ -34,7 +34,7 @@ MOST_STEPS = 100_000
 """The longest run: for each bin there is a number for each step."""
 
 FARTHEST = 300.0
-"""The largest loss that is looked at. Where losses go farther, the unit's bin counts as known."""
+"""The largest loss that is looked at. If a loss can be larger, the unit's bin counts as known."""
 
 _POINTS = 6_000  # of the grid of losses, about
 _BLOCK = 1 << 19  # numbers that are drawn at once
@@ -52,8 +52,8 @@ class FixedBins:
     Source: the pair is that of Choquette-Choo et al. 2024, "Near Exact Privacy Amplification for Matrix Mechanisms"
     (arXiv 2410.06266), who estimate delta by Monte Carlo. Here delta is bounded from such draws.
 
-    Formal guarantee, zero-out and add-or-remove: fix the other units' bins, and take the unit of s |c| as 1. Let a^j be
-    the sum of the columns of C at which bin j takes part, times 1 / (s |c|). Then
+    Formal guarantee, zero-out and add-or-remove: fix the other units' bins, and measure lengths in units of s |c|. Let
+    a^j be the sum of the columns of C at which bin j takes part. Then
         P = 1/b (N(a^1, I) + ... + N(a^b, I))  against  Q = N(0, I),  in as many dimensions as there are steps,
     dominates the run in both directions. Proof. Given bin j, step t of the run has the mean m^j_t, the sum over the
     steps i <= t of bin j of C_ti g_i, where g_i is a vector of norm at most 1 that may depend on all earlier releases.

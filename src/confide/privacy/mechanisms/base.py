@@ -450,9 +450,9 @@ _DEALT = (
     "finish, in one of its steps or in none"
 )
 _KEPT = (
-    "that each of them takes part in exactly one step of every epoch, in each epoch in the same one, an epoch being as "
-    "many steps in a row as one over that probability (which step, each draws uniformly, once and in secret); of an "
-    "epoch that the run does not finish, in one of its steps or in none"
+    "that an epoch is as many steps in a row as one over that probability, and that each of them takes part in exactly "
+    "one step of every epoch, the same one in each (which one, each draws uniformly, once and in secret); of an epoch "
+    "that the run does not finish, in one of its steps or in none"
 )
 _LITERAL = (
     "an add-or-remove claim needs a literal constant, since what is derived from the data moves with it"
