@@ -423,3 +423,17 @@ def test_findings_follow_when_a_claim_changes(tmp_path):
     after = register.kept(tmp_path)
     assert [(each["claim"], each["mean"]) for each in after] == [("It does.", 1.05)]
     assert (after[0]["date"], after[0]["text"]) == ("2026-01-02", "mail")
+
+
+def test_what_is_kept_of_a_run_is_not_trained_again(tmp_path):
+    """Its config would not even load."""
+    columns = {"study": "s", "text": "t", "arm": "a", "privacy.epsilon": math.inf, "key": 1, "part": "test"}
+    run = Trained.of(columns, {"no": "config"}, False, True, tmp_path / "runs")
+    row = columns | {"loss": 2.5, "seconds": 3.0, "version": "1", "noise_multiplier": None}
+    work = Work(None, tmp_path, Scale.SMALL, measured=[columns | {"key": 2, "loss": 9.0}, row])
+    [found] = trained([run], work, "runs")
+    assert found == columns | {"loss": 2.5, "seconds": 3.0, "version": "1"}
+    assert json.loads(run.result.read_text()) == {"loss": 2.5, "seconds": 3.0, "version": "1"}
+    other = Trained.of(columns | {"key": 3}, {"no": "other"}, False, True, tmp_path / "runs")
+    with pytest.raises(InputError, match="no such key"):
+        trained([other], work, "runs")
