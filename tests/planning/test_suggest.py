@@ -229,6 +229,9 @@ def test_where_the_rule_knows_rates_correlated_noise_is_ranked_at_its_own(few, m
     first = found["ranked"][0]
     assert (first["bands"] > 1, first["sampling"], found["correlated"]) == (True, "bins", None)
     assert first["settings"]["privacy.bands"] == first["bands"]
+    assert first["settings"]["train.betas"] == [0.6, 0.999]
+    own = trains(config(), betas=(0.4, 0.99))
+    assert "train.betas" not in suggest(own, shape(), SIZE, count=1)["ranked"][0]["settings"]
     assert "stays in the weights" in first["reason"]
     monkeypatch.setattr(UserLevelSampling, "correlates", False)
     others = suggest(config(), shape(), SIZE, count=100)["ranked"]

@@ -14,7 +14,7 @@ from confide.config.schema import Config
 from confide.models.loading import load_model, load_tokenizer
 from confide.planning.cost import Size
 from confide.planning.plan import plan as planned_for
-from confide.planning.progress import SCALED, STEADY
+from confide.planning.progress import BETAS, SCALED, STEADY
 from confide.planning.verdict import verdict
 from confide.reporting.facts import Facts
 from confide.reporting.verdict import VERDICTS
@@ -62,7 +62,7 @@ def config(folder: Path) -> Config:
                 "batch": 200.0,
                 "learning_rate": 1e-2,
                 "twin_learning_rate": STEADY,
-                "betas": [0.6, 0.999],
+                "betas": BETAS,
                 "checkpoint_every": 10,
             },
             # The audit tokenises every number that a canary might have had: of six digits that took a minute.

@@ -17,7 +17,7 @@ from confide.models.names import BUNDLED
 from confide.planning.candidates import Candidate, Target, rounded
 from confide.planning.cost import Size
 from confide.planning.plan import rival
-from confide.planning.progress import FITTED, SCALED, SCALED_UP_TO, lengths_of_thumb
+from confide.planning.progress import BETAS, FITTED, SCALED, SCALED_UP_TO, lengths_of_thumb
 from confide.planning.verdict import shown
 from confide.privacy import mechanisms
 from confide.privacy.guarantee import large_delta
@@ -304,6 +304,8 @@ def _settings(each: Candidate, setting: CalibratedMechanism, config: "Config") -
         found["train.warmup"] = _warmup(config, each.mechanism.steps)
     if _knows_rate(config):
         found["train.learning_rate"], found["train.schedule"] = _to_write(each.rate), SCHEDULE
+        if each.mechanism.bands > 1 and config.train.betas is None:
+            found["train.betas"] = list(BETAS)
         if not config.privacy.scales and math.sqrt(each.ratio * each.share) <= SCALED_UP_TO:
             found["privacy.scales"] = dict(SCALED)
     return found | {"train.sampling_rate": None, "train.divisor": None, "train.max_batch": None}
