@@ -43,7 +43,7 @@ FACTORS: Mapping[str, tuple[float, ...]] = {
     HELPDESK: (1.0, 1.4, 2.0, 2.8, 4.0),
 }
 """The learning rates that are tried, over the rule's, which is for independent noise; correlated noise bears more."""
-_BANDS = 8  # on the helpdesk, as in the quickstart
+_BANDS = 8  # on the helpdesk, as the quickstart had it until 2026-11-29
 
 
 def grids(work: Work, text: str) -> list[Grid]:
@@ -105,7 +105,7 @@ STUDY = Study(
     tables=tables,
     minutes=90,
     deviations=f"{short_runs.DEVIATIONS} There biases, norms and embeddings of positions stay as they are, and noise "
-    f"is correlated over {_BANDS} steps, as in the quickstart. On posts and articles noise is independent.",
+    f"is correlated over {_BANDS} steps, with groups in turn. On posts and articles noise is independent.",
     reads=users.READS,
     texts=tuple(short_runs.SIZES[Scale.SMALL]["texts"]),
 )
