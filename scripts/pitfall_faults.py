@@ -106,8 +106,8 @@ PITFALLS = [
         "14",
         "things are drawn at 1.02 times the rate that is accounted for",
         "privacy/sampling.py::Sampling.draw",
-        "self.rate * self.bands",
-        "1.02 * self.rate * self.bands",
+        "self.rate * self.groups",
+        "1.02 * self.rate * self.groups",
         "tests/privacy/test_sampling.py",
     ),
     Fault(

@@ -158,8 +158,8 @@ STEPS = [
         "correlation",
         "units are drawn out of turn",
         "privacy/sampling.py::Sampling.draw",
-        "group == step % self.bands",
-        "group < self.bands",
+        "group == step % self.groups",
+        "group < self.groups",
         "tests/privacy/test_correlated_noise.py",
     ),
     Fault(

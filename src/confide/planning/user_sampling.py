@@ -168,8 +168,7 @@ def measured_split(job: Job, epsilon: float) -> dict[str, Any]:
             "train.divisor: --measure chooses train.batch, which a literal divisor or sampling_rate leaves no part in"
         )
     here = Split(mechanism.cap(setting.shape), setting.parameters.expected_batch)
-    groups = 1 if mechanism.sampling == "bins" else mechanism.bands
-    most_users = min(setting.shape.units // groups, mechanism.max_batch or setting.shape.units)
+    most_users = min(setting.shape.units // mechanism.groups, mechanism.max_batch or setting.shape.units)
     start = here.budget
     while start > max(1, min(_FIRST, most_users, here.budget / 4)):
         start /= 2

@@ -21,6 +21,14 @@ def bins_of(rate: float) -> int:
     return round(1 / rate)
 
 
+def groups_of(kind: str, bands: int) -> int:
+    """Return into how many groups items are dealt whose turns come one after the other; 1 if there are none.
+
+    With noise that is correlated over `bands` steps there are as many groups, except in bins, which are then kept.
+    """
+    return 1 if kind == "bins" else bands
+
+
 @dataclass(frozen=True)
 class Draw:
     """One logical batch: rows, the groups that are clipped together, and each row's weight within its group.
@@ -95,10 +103,10 @@ class Sampling:
             return key.stream(phase, "bins", epoch).chosen((place + 1) / self.bins, n, place / self.bins)
         if self.kind == "shuffle":
             return np.sort(self._shuffled(n, key, phase, step))
-        drawn = key.stream(phase, "draw", step).chosen(self.rate * self.bands, n)
-        if self.bands > 1:
-            group = key.order(phase, "groups", n)[drawn] % self.bands
-            drawn = drawn[group == step % self.bands]
+        drawn = key.stream(phase, "draw", step).chosen(self.rate * self.groups, n)
+        if self.groups > 1:
+            group = key.order(phase, "groups", n)[drawn] % self.groups
+            drawn = drawn[group == step % self.groups]
         if self.kind == "truncated" and self.cap is not None and len(drawn) > self.cap:
             order = key.stream(phase, "truncate", step).permutation(len(drawn))
             drawn = np.sort(drawn[order[: self.cap]])
@@ -115,14 +123,14 @@ class Sampling:
         return self.kind == "bins" and self.bands > 1
 
     @property
-    def has_groups(self) -> bool:
-        """True if items are dealt into groups, which have their turns one after the other."""
-        return self.kind != "bins" and self.bands > 1
+    def groups(self) -> int:
+        """The number of groups that have their turns one after the other; 1 if there are none."""
+        return groups_of(self.kind, self.bands)
 
     @property
     def range(self) -> tuple[float, float]:
         """The least and the greatest probability of an item, in any step."""
-        return (0.0, self.rate * self.bands) if self.has_groups else (self.rate, self.rate)
+        return (0.0, self.rate * self.groups) if self.groups > 1 else (self.rate, self.rate)
 
     def record(self, fingerprint: Callable[[bytes], str]) -> dict[str, Any]:
         """Return the ledger's description of this sampling."""

@@ -41,7 +41,7 @@ from confide.privacy.mechanisms.values import (
     Sampler,
     Score,
 )
-from confide.privacy.sampling import Sampling, bins_of
+from confide.privacy.sampling import Sampling, bins_of, groups_of
 from confide.randomness.streams import RunKey
 from confide.utils.errors import InputError
 from confide.utils.rounding import at_least
@@ -174,6 +174,11 @@ class Mechanism(ABC):
         if self.optimizer != "sgd":
             return SQUARE_ROOT
         return exponent_for(self.bands, self.steps, self.schedule, self.warmup)
+
+    @property
+    def groups(self) -> int:
+        """The number of groups of units that have their turns one after the other; 1 if there are none."""
+        return groups_of(self.sampling, self.bands)
 
     @property
     def sensitivity(self) -> float:
@@ -371,9 +376,9 @@ class Mechanism(ABC):
                 f"privacy.bands: {self.bands} are more than the {self.steps} steps; take at most as many"
             )
         found = Sampling(self.sampling, rate, self.max_batch, self.bands)
-        if found.has_groups and self.bands * rate > 1:
+        if found.groups > 1 and found.groups * rate > 1:
             raise InputError(
-                f"privacy.bands: with {self.bands} groups in turn each step wants more than its whole group; take at "
+                f"privacy.bands: with {found.groups} groups in turn each step wants more than its whole group; take at "
                 f"most {math.floor(1 / rate)}"
             )
         return found
@@ -408,8 +413,8 @@ class Mechanism(ABC):
             self.lengths,
         )
         turns = (
-            f"which of {self.bands} groups each is in; step t draws from group t mod {self.bands} alone, with "
-            f"{self.bands} times that probability, which is the mean over steps",
+            f"which of {self.groups} groups each is in; step t draws from group t mod {self.groups} alone, with "
+            f"{self.groups} times that probability, which is the mean over steps",
         )
         correlated = (
             f"the noise of all steps is C^-1 Z: C has the first {self.bands} coefficients of "
@@ -417,13 +422,12 @@ class Mechanism(ABC):
             f"deviation in clip norms the noise multiplier times {at_least(self.sensitivity, 6)}, the norm of C's "
             "first column",
         )
-        has_groups = self.bands > 1 and self.sampling != "bins"
-        if has_groups:
+        if self.groups > 1:
             sampled = f"{sampled}, in the mean over steps"
         return (
             *(() if self.adjacency == "add-or-remove" else graph),
             sampled,
-            *(turns if has_groups else ()),
+            *(turns if self.groups > 1 else ()),
             *(correlated if self.bands > 1 else ()),
             *((_KEPT if self.bands > 1 else _DEALT,) if self.sampling == "bins" else ()),
             *((_multiplied(self.scales),) if self.scales else ()),

@@ -52,9 +52,9 @@ def example_level(rows: int, sampling: Sampling, steps: int, exponent: float = S
     """
     if sampling.keeps_bins:
         return FixedBins(sampling.bins, steps, tuple(coefficients(sampling.bands, exponent)))
-    if sampling.has_groups:
-        turns = math.ceil(steps / sampling.bands)
-        process = MixtureOfGaussians.bernoulli(sampling.bands * sampling.rate, turns)
+    if sampling.groups > 1:
+        turns = math.ceil(steps / sampling.groups)
+        process = MixtureOfGaussians.bernoulli(sampling.groups * sampling.rate, turns)
         return replace(
             process, words=f"{process.words} (of {steps} steps, those in which its group has its turn)"
         )
