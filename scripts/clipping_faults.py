@@ -4,6 +4,38 @@ from fault import Fault
 
 CLIPPING = [
     Fault(
+        "scales",
+        "rows of common tokens are multiplied in the sum that is looked up, and not in the outputs' part",
+        "clipping/factors.py::Outer.times",
+        "Outer(self.left * factor[:, 0].to(self.left.dtype), self.right, self.dtype)",
+        "self",
+        "tests/clipping/test_scales.py tests/training/test_common_tokens.py",
+    ),
+    Fault(
+        "scales",
+        "rows of common tokens are multiplied in the outputs' part alone",
+        "clipping/factors.py::Lookup.times",
+        "factor = factor[self.index].to(self.grad.dtype)",
+        "factor = 1.0",
+        "tests/clipping/test_scales.py tests/training/test_common_tokens.py",
+    ),
+    Fault(
+        "scales",
+        "rows of common tokens have less gradient and move by whole steps",
+        "training/optimisation.py::_slow_down",
+        "table.copy_(torch.lerp(before.pop(table).float(), table.float(), share))",
+        "before.pop(table)",
+        "tests/training/test_common_tokens.py",
+    ),
+    Fault(
+        "scales",
+        "a noise that was made for one power serves another",
+        "privacy/mechanisms/values.py::Aggregation.binding",
+        "float(self.common_tokens).hex()",
+        "float(bool(self.common_tokens)).hex()",
+        "tests/training/test_common_tokens.py",
+    ),
+    Fault(
         "4",
         "tied weights: the cross term is lost",
         "clipping/slot.py::Slot._bounded",

@@ -102,6 +102,8 @@ def test_noise_is_bound_to_numbers_and_not_to_names():
     of_both = b" scales 'h.0' 0x1.0000000000000p-1, 'wte' 0x1.0000000000000p+1"
     assert scaled.binding() == aggregation.binding() + of_both
     assert replace(scaled, scales=scaled.scales[::-1]).binding() == scaled.binding()
+    common = replace(scaled, common_tokens=0.25)
+    assert common.binding() == scaled.binding() + b" common tokens 0x1.0000000000000p-2"
     filtering = ConcentrationAggregation(None, 0.8, 0.125, 0.5, 20, 4.0)
     assert (
         filtering.binding() == b"clip norm, noise multiplier, scale, bands: none 0x1.999999999999ap-1 "
@@ -115,6 +117,6 @@ def test_noise_is_bound_to_numbers_and_not_to_names():
 def test_noise_is_bound_to_every_field(made):
     for field in fields(made):
         value = getattr(made, field.name)
-        changed = (("wte", 2.0),) if field.name == "scales" else 2.0 if value is None else 2 * value
+        changed = (("wte", 2.0),) if field.name == "scales" else 2.0 if value is None else 2 * value or 0.25
         other = replace(made, **{field.name: changed})
         assert other.binding() != made.binding(), field.name

@@ -208,7 +208,7 @@ def clipped_sum(
     weight: Tensor,
     clip_norm: float | None,
     taken: Tensor | None = None,
-    scales: Mapping[str, float] | None = None,
+    scales: Mapping[str, float | Tensor] | None = None,
 ) -> tuple[dict[str, Tensor], Tensor]:
     """One unit at a time with plain autograd: sums by parameter name, and float64[U] norms.
 
@@ -242,7 +242,7 @@ def check(
     unit: Tensor,
     clip_norm: float | None,
     tolerance: float = 1e-5,
-    scales: Mapping[str, float] | None = None,
+    scales: Mapping[str, float | Tensor] | None = None,
 ) -> None:
     """The engine against brute force: sums as a whole vector, each parameter that is not tiny, norms.
 

@@ -36,6 +36,22 @@ def test_the_sum_is_that_of_a_loop(family: str, units: str) -> None:
     check(model, causal_loss, rows(family), torch.tensor(UNITS[units]), 1.0, scales=scales(model))
 
 
+@pytest.mark.parametrize("units", UNITS)
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_the_sum_is_that_of_a_loop_where_each_token_has_its_own_factor(family: str, units: str) -> None:
+    """Tied embeddings, which are looked up and multiplied with; and a table and an output layer of their own."""
+    model = tiny(family)
+    generator = torch.Generator().manual_seed(3)
+    tables = {
+        name: 0.1 + 2 * torch.rand(len(p), 1, generator=generator)
+        for name, p in model.named_parameters()
+        if "wte" in name or "embed_tokens" in name or "lm_head" in name
+    }
+    assert tables
+    own = scales(model) | tables
+    check(model, causal_loss, rows(family), torch.tensor(UNITS[units]), 1.0, scales=own)
+
+
 def test_the_sum_is_that_of_a_loop_with_adapters_and_with_masks() -> None:
     adapted, masked = lora(tiny("gpt2")), tiny("bert", "masked")
     units = torch.tensor(UNITS["ragged"])

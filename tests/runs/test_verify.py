@@ -160,6 +160,7 @@ def test_all_is_well(job, kind, task, mechanism, adapter):
         ({"sampling": "bins"}, {}),
         ({"sampling": "bins", "bands": 2}, {}),
         ({"scales": {"embeddings": 3.0, "h.0": 0.5}}, {}),
+        ({"scales": {"embeddings": 2.0}, "common_tokens": 0.5}, {}),
         (
             {"sampling": "shuffle", "selection": "longest"},
             {"gradient_checkpointing": True, "micro_tokens": 20},

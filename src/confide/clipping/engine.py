@@ -57,8 +57,8 @@ class ClippedSum:
         loss: (model, batch) -> float[B], each row's loss, a function of that row alone.
         clip_norm: C > 0; None does not clip.
         ranks: the ranks that add to the same sum.
-        scales: positive factors on the gradients of some parameters, by name; 1 where there is none. Public: the same
-            for all rows.
+        scales: positive factors on the gradients of some parameters, by name: a number, or for a table of tokens
+            [p, 1], one for each of its rows; 1 where there is none. Public: the same for all rows of data.
 
     Raises:
         UnsupportedParameter: a trainable parameter that no rule covers, by name.
@@ -72,7 +72,7 @@ class ClippedSum:
         loss: Loss,
         clip_norm: float | None,
         ranks: Ranks | None = None,
-        scales: Mapping[str, float] = MappingProxyType({}),
+        scales: Mapping[str, float | Tensor] = MappingProxyType({}),
     ) -> None:
         if clip_norm is not None and not (0 < clip_norm < math.inf):
             raise InputError(f"clip_norm must be a positive number or null, got {clip_norm}")
@@ -81,7 +81,7 @@ class ClippedSum:
         self._loss = loss
         self._clip_norm = clip_norm
         self._ranks = ranks or Ranks()
-        self._scales = {name: scale for name, scale in scales.items() if scale != 1}
+        self._scales = {name: by for name, by in scales.items() if isinstance(by, Tensor) or by != 1}
         self._layers: list[Layer] = layers(model)
         self._parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not self._parameters:

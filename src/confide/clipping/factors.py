@@ -315,8 +315,13 @@ class Outer:
             for columns, block in blocks(right):
                 total[:, columns].addmm_(left.T, block, beta=beta)
 
-    def times(self, factor: float) -> Outer:
-        """Return the matrices times a factor, which multiplies the thinner side: the other may be a vocabulary wide."""
+    def times(self, factor: float | Tensor) -> Outer:
+        """Return the matrices times a factor, or each of their rows times its own: [p, 1].
+
+        One factor multiplies the thinner side: the other may be a vocabulary wide.
+        """
+        if isinstance(factor, Tensor):
+            return Outer(self.left * factor[:, 0].to(self.left.dtype), self.right, self.dtype)
         if self.left.shape[-1] < self.right.shape[-1]:
             return Outer(self.left * factor, self.right, self.dtype)
         return Outer(self.left, self.right * factor, self.dtype)
@@ -377,7 +382,9 @@ class Lookup:
         """Compute the norms if all gradients met in one table row and had one direction: float64[U]."""
         return units.total(torch.linalg.vector_norm(wide(self.grad), dim=-1).double().sum(1))
 
-    def times(self, factor: float) -> Lookup:
+    def times(self, factor: float | Tensor) -> Lookup:
+        if isinstance(factor, Tensor):
+            factor = factor[self.index].to(self.grad.dtype)
         return Lookup(self.index, self.grad * factor)
 
     def double(self) -> Lookup:
@@ -466,7 +473,7 @@ class PerRow:
     def device(self) -> torch.device:
         return self.grad.device
 
-    def times(self, factor: float) -> PerRow:
+    def times(self, factor: float | Tensor) -> PerRow:
         return PerRow(self.grad * factor)
 
     def add_to(self, dense: Tensor, units: Units, fresh: bool) -> None:

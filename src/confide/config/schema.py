@@ -90,6 +90,13 @@ class Privacy(Section):
         "less beside what they learn, and more beside what others learn. Named as in `train.rate_factors`; the twin "
         "has none. Weight decay grows with the rate",
     )
+    common_tokens: Share = Field(
+        0.0,
+        description="how much less the embeddings of common tokens count. The gradient of a token that the model "
+        "expects p times as often as if all were alike is multiplied by p^-this before it is clipped, and the token "
+        "moves by as much less. 0.25 did well; 0: all alike. For models that write text, whose embeddings train; the "
+        "twin has none",
+    )
     accountant: Literal["blow-up", "kl", "renyi"] = Field(
         "blow-up",
         description="secret: noise from priors and posteriors; kl: as in Ganesh et al. 2025, which is looser; renyi: "

@@ -210,7 +210,9 @@ def measured_norms(job: Job, ks: Sequence[int], users: int = USERS) -> np.ndarra
     what = f"{config.task} {config.adapter.model_dump_json()} {chunk} {users}"
     if mechanism.scales:
         what += f" {mechanism.scales}"
-    scales = scales_of(job.model, mechanism.scales)
+    if mechanism.common_tokens:
+        what += f" common tokens {mechanism.common_tokens!r}"
+    scales = scales_of(job.model, mechanism.scales, mechanism.common_tokens)
     name = key.bound_to(job.base, data, what.encode()).fingerprint(b"norms")[:16]
 
     def measured(k: int) -> np.ndarray:
@@ -235,7 +237,7 @@ def gradient_norms(
     users: int = USERS,
     chunk: int | None = None,
     micro_tokens: int = 8192,
-    scales: Mapping[str, float] = MappingProxyType({}),
+    scales: Mapping[str, float | torch.Tensor] = MappingProxyType({}),
 ) -> np.ndarray:
     """Measure the norm of the mean gradient of up to k rows, as the median over sampled users: float64[len(ks)].
 

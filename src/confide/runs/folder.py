@@ -204,11 +204,14 @@ class Run:
         """Check that a calling program's own objects are there if the run was made with some, and suit the config.
 
         Raises:
-            InputError: they are not there, or there is an optimiser and the private run has `privacy.scales`.
+            InputError: they are not there, or there is an optimiser and the private run has `privacy.scales`
+                or `privacy.common_tokens`.
         """
-        if self.given.optimizer is not None and self.config.privacy.scales and not self.twin:
+        privacy = self.config.privacy
+        scaled = "scales" if privacy.scales else "common_tokens" if privacy.common_tokens else None
+        if self.given.optimizer is not None and scaled and not self.twin:
             raise InputError(
-                "privacy.scales: the program's own optimizer would get gradients in other units than the weights: "
+                f"privacy.{scaled}: the program's own optimizer would get gradients in other units than the weights: "
                 "leave this out, or take an optimizer of the config"
             )
         made_with = self.made_with()

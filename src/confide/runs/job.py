@@ -16,6 +16,7 @@ from confide.data.unit_graph import UnitGraph
 from confide.distributed.ranks import Ranks
 from confide.distributed.sharding import is_sharded, part, shard
 from confide.models import loading as models
+from confide.models.expected_tokens import expected_tokens, keep_expected
 from confide.models.fast.chunked_loss import chunk_of
 from confide.models.quantised_split import make_splittable
 from confide.models.sharded import fill
@@ -103,6 +104,9 @@ class Job:
         ):
             _split(run, model, ranks)
             fill(model, stored, run.config.model, ranks)
+        if setting.mechanism.common_tokens:  # a run goes on with what the model expected when it began
+            expected = run.once("expected-tokens", lambda: expected_tokens(model).numpy(), ranks, Seal(key))
+            keep_expected(model, torch.from_numpy(expected))
         task = _placed_task(run, model, tokenizer, setting.mechanism, prepared.train, ranks, console)
         micro_tokens = _micro_tokens(run, model, task, ranks, console)
         still = fingerprints.of_still(model) if run.given.names and not _is_split(run, ranks) else b""
@@ -243,7 +247,7 @@ class Job:
             terms.sampling.rate,
             self.micro_tokens,
             self.ranks.first,
-            scales_of(self.model, aggregation.scales),
+            scales_of(self.model, aggregation.scales, aggregation.common_tokens),
         )
 
     def manifest(self) -> Manifest:
@@ -458,7 +462,10 @@ def _micro_tokens(run: Run, model: nn.Module, task: Task, ranks: Ranks, console:
     # stays the process's own.
     beside = optimizer_copies(config, run.twin) + (2 if ranks.device.type == "cuda" else 0)
     reserved_bytes = 4 * beside * sum(part(p).numel() for p in models.trainable(model).values())
-    scales = scales_of(model, () if run.twin else config.privacy.scales.items())
+    privacy = config.privacy
+    scales = (
+        scales_of(model, ()) if run.twin else scales_of(model, privacy.scales.items(), privacy.common_tokens)
+    )
     found = fit(model, task, config.data.max_length, ranks, reserved_bytes, scales)
     console.say(f"micro-batches of {found:,} tokens, as memory allows")
     return found

@@ -58,9 +58,12 @@ def is_private(job: Job) -> bool:
     return combine(job).clip_norm is not None
 
 
-def scales(job: Job) -> dict[str, float]:
-    """Return the factor on the gradient of each trainable parameter, from the config."""
-    return scales_of(job.model, job.run.config.privacy.scales.items() if is_private(job) else ())
+def scales(job: Job) -> dict[str, float | torch.Tensor]:
+    """Return the factor on the gradient of each trainable parameter, or on each row of it, from the config."""
+    if not is_private(job):
+        return scales_of(job.model, ())
+    privacy = job.run.config.privacy
+    return scales_of(job.model, privacy.scales.items(), privacy.common_tokens)
 
 
 def matrix(job: Job) -> list[float]:

@@ -77,7 +77,7 @@ class GradientSum:
         micro_tokens: int,
         ranks: Ranks,
         say: Callable[[str], None],
-        scales: Mapping[str, float],
+        scales: Mapping[str, float | torch.Tensor],
     ):
         self.task, self.key, self.phase = task, key, phase
         self.micro_tokens, self.ranks, self.say = micro_tokens, ranks, say

@@ -58,7 +58,7 @@ def fit(
     width: int,
     ranks: Ranks,
     reserved_bytes: int,
-    scales: Mapping[str, float] = MappingProxyType({}),
+    scales: Mapping[str, float | torch.Tensor] = MappingProxyType({}),
 ) -> int:
     """Measure how many tokens of a micro-batch fit in memory: a power of two, the same on every rank.
 

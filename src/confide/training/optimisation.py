@@ -14,6 +14,7 @@ from confide.config.schedule import ADAMS, share_of_peak
 from confide.config.train_section import EMBEDDINGS
 from confide.distributed.sharding import part
 from confide.models import loading as models
+from confide.models.expected_tokens import expected_tokens
 from confide.training.tensor_adamw import TensorAdamW
 from confide.utils.errors import InputError
 
@@ -78,16 +79,62 @@ def factors_of(
     return found
 
 
-def scales_of(model: nn.Module, scales: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """Return the factor on the gradient of each trainable tensor of a model, of `Aggregation.scales`; by name.
+def scales_of(
+    model: nn.Module, scales: Iterable[tuple[str, float]], common_tokens: float = 0.0
+) -> dict[str, float | torch.Tensor]:
+    """Return the factor on the gradient of each trainable tensor of a model, by name.
+
+    Args:
+        scales: as `Aggregation.scales` has them.
+        common_tokens: the power by which the rows of common tokens count less; see `_rare`.
+
+    Returns:
+        A number; for token embeddings float32[p, 1] if `common_tokens` is not 0, a factor for each row.
 
     Raises:
         InputError: one of them fits no tensor, or the factors on a tensor multiply to one that is out of bounds. With
             one beyond float32 every gradient would count as not finite, and a run would learn nothing.
     """
-    found = factors_of(
-        models.trainable(model), dict(scales), models.token_embeddings(model), "privacy.scales"
+    found: dict[str, float | torch.Tensor] = {}
+    found |= _checked(
+        factors_of(models.trainable(model), dict(scales), models.token_embeddings(model), "privacy.scales")
     )
+    return found | {name: found[name] * rows for name, rows in _rare(model, common_tokens).items()}
+
+
+def _rare(model: nn.Module, power: float) -> dict[str, torch.Tensor]:
+    """Return a factor on each row of the token embeddings that are trained, by name; none if the power is 0.
+
+    It is (V p)^-power for a token that the model expects with probability p before it has seen private text, and at
+    most 1: so for tokens that are rarer than if all V were alike. The output's curvature along the row of a token grows
+    with p, so that the rows of common tokens need shorter steps, and noise in them costs most.
+    Source: Li et al. 2022, "Private Adaptive Optimization with Side Information" (AdaDPS), who scale gradients by what
+    is known of tokens before they are clipped.
+
+    Raises:
+        InputError: no token embedding is trained, or see `expected_tokens`.
+    """
+    if not power:
+        return {}
+    names = models.token_embeddings(model)
+    if not names:
+        raise InputError(
+            "privacy.common_tokens: no embeddings of tokens are trained here: leave it out, or take adapter.kind: "
+            "matrices or full"
+        )
+    parameters = models.trainable(model)
+    found = {}
+    for name in names:
+        table = parameters[name]
+        expected = expected_tokens(model)[: len(table)]
+        # A padded vocabulary has rows that no output stands for.
+        expected = nn.functional.pad(expected, (0, len(table) - len(expected)))
+        common = (len(table) * expected).clamp(min=1.0)
+        found[name] = common.pow(-power).to(table.device, torch.float32)[:, None]
+    return found
+
+
+def _checked(found: dict[str, float]) -> dict[str, float]:
     least, most = _SCALES
     for name, factor in found.items():
         if not least <= factor <= most:
@@ -100,7 +147,7 @@ def scales_of(model: nn.Module, scales: Iterable[tuple[str, float]]) -> dict[str
 def check_factors(config: "Config", model: nn.Module) -> None:
     """Raise InputError if a word of `train.rate_factors` or `privacy.scales` fits no tensor that is trained."""
     factors_of(models.trainable(model), config.train.rate_factors, models.token_embeddings(model))
-    scales_of(model, config.privacy.scales.items())
+    scales_of(model, config.privacy.scales.items(), config.privacy.common_tokens)
 
 
 @dataclass(frozen=True)
@@ -137,7 +184,7 @@ class Optimisation:
         parameters: Mapping[str, nn.Parameter],
         noise_std: float = 0.0,
         embeddings: Collection[str] = (),
-        scales: Mapping[str, float] = MappingProxyType({}),
+        scales: Mapping[str, float | torch.Tensor] = MappingProxyType({}),
     ) -> torch.optim.Optimizer:
         """Make the optimiser of the steps.
 
@@ -149,7 +196,8 @@ class Optimisation:
             parameters: what it moves, by name.
             noise_std: standard deviation of the noise on each element of their gradients, `Aggregation.noise_std`.
             embeddings: names of the token embeddings among them.
-            scales: factors on their gradients, by name; 1 where there is none.
+            scales: factors on their gradients, by name; 1 where there is none. A tensor, or a row of it, moves by as
+                much more or less.
 
         Raises:
             InputError: a calling program's own is no optimiser of one gradient a step and of these parameters, or
@@ -158,9 +206,18 @@ class Optimisation:
         every = list(parameters.values())
         if self.optimizer_of is not None:
             return self._own(self.optimizer_of(every), every, noise_std)
-        made = self._of_groups(self._groups(parameters, embeddings, scales), bool(noise_std))
+        most = {name: by if isinstance(by, float) else float(by.max()) for name, by in scales.items()}
+        made = self._of_groups(self._groups(parameters, embeddings, most), bool(noise_std))
         for group in made.param_groups:
             group["lr"] *= group[RATE_FACTOR]
+        _slow_down(
+            made,
+            {
+                parameters[name]: by / most[name]
+                for name, by in scales.items()
+                if isinstance(by, torch.Tensor)
+            },
+        )
         return made
 
     def _groups(
@@ -257,3 +314,20 @@ class Optimisation:
     def rate(self, step: int) -> float:
         """Compute the learning rate of `step`, counted from 0."""
         return self.learning_rate * share_of_peak(step, self.steps, self.schedule, self.warmup)
+
+
+def _slow_down(optimizer: torch.optim.Optimizer, rows: Mapping[nn.Parameter, torch.Tensor]) -> None:
+    """Let each row of some tables move by its own share of a step: float32[p, 1]. It takes a copy of them meanwhile."""
+    before: dict[nn.Parameter, torch.Tensor] = {}
+
+    def keep(*_: Any) -> None:
+        before.update((table, table.detach().clone()) for table in rows)
+
+    @torch.no_grad()
+    def restrain(*_: Any) -> None:
+        for table, share in rows.items():
+            table.copy_(torch.lerp(before.pop(table).float(), table.float(), share))
+
+    if rows:
+        optimizer.register_step_pre_hook(keep)
+        optimizer.register_step_post_hook(restrain)

@@ -93,7 +93,7 @@ class PrivateStep:
         self.fast = noise == "fast"
         self.ranks, self.observer = ranks or Ranks(), observer
         self.parameters = models.trainable(model)
-        scales = scales_of(model, aggregation.scales)
+        scales = scales_of(model, aggregation.scales, aggregation.common_tokens)
         self.optimizer = optimisation.build(
             self.parameters, aggregation.noise_std, models.token_embeddings(model), scales
         )

@@ -68,7 +68,7 @@ class Readings:
     rate: float
     micro_tokens: int = 8192
     writes: bool = True
-    scales: Mapping[str, float] = field(default_factory=dict)
+    scales: Mapping[str, float | torch.Tensor] = field(default_factory=dict)
 
     def unknown(self, draw: Draw) -> np.ndarray:
         if draw.unit_ids is None:

@@ -19,8 +19,7 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from confide.config import registry, yaml_text
-from confide.config.train_section import EMBEDDINGS
+from confide.config import registry
 from confide.data.shape import Shape
 from confide.data.unit_graph import UnitGraph
 from confide.privacy.accounting import DominatingPair, delta_default, least_noise, replaced
@@ -30,6 +29,7 @@ from confide.privacy.mechanisms.canary_rules import canary_errors
 from confide.privacy.mechanisms.correlation_rules import correlation_errors
 from confide.privacy.mechanisms.held_out_rules import PATIENCE, choice_errors
 from confide.privacy.mechanisms.histogram_rules import histogram_errors
+from confide.privacy.mechanisms.scaling_rules import scaling_errors, scaling_facts
 from confide.privacy.mechanisms.values import (
     Aggregation,
     Alternative,
@@ -73,6 +73,7 @@ class Mechanism(ABC):
     row_length: int = 128
     bands: int = 1
     scales: tuple[tuple[str, float], ...] = ()
+    common_tokens: float = 0.0
     optimizer: str = "tensor-adamw"
     schedule: str = "constant"
     warmup: int = 0
@@ -163,6 +164,7 @@ class Mechanism(ABC):
             bands=self.bands,
             exponent=self.exponent,
             scales=self.scales,
+            common_tokens=self.common_tokens,
         )
 
     @property
@@ -274,6 +276,7 @@ class Mechanism(ABC):
         )  # an alternative, shown next to a mechanism that does
         # Their order in the config means nothing.
         known["scales"] = tuple(sorted(config.privacy.scales.items())) if cls.clips else ()  # the same
+        known["common_tokens"] = config.privacy.common_tokens if cls.clips else 0.0  # the same
         if config.privacy.sampling == "bins" and not cls.deals:
             known["sampling"] = "poisson"  # the same
         known["histograms"] = Histograms.asked(config) if cls.counts else None  # the same
@@ -285,11 +288,7 @@ class Mechanism(ABC):
     @classmethod
     def all_validation_errors(cls, config: "Config") -> Iterator[tuple[str, str]]:
         """Yield (key, sentence) for each impossible combination of settings, including those of an audit."""
-        if config.privacy.scales and not cls.clips:
-            yield (
-                "privacy.scales",
-                f"mechanism {cls.name} clips nothing, so no tensor can count more: remove it",
-            )
+        yield from scaling_errors(cls, config)
         yield from canary_errors(cls, config)
         yield from histogram_errors(cls, config)
         if config.train.patience and config.data.eval is not None:
@@ -430,22 +429,12 @@ class Mechanism(ABC):
             *(turns if self.groups > 1 else ()),
             *(correlated if self.bands > 1 else ()),
             *((_KEPT if self.bands > 1 else _DEALT,) if self.sampling == "bins" else ()),
-            *((_multiplied(self.scales),) if self.scales else ()),
+            *scaling_facts(self.scales, self.common_tokens),
             f"divisor {divisor:g} of the noised sum",
             f"number of steps {steps}",
             "delta, clip norm, noise multiplier and all other settings of the config",
             *more,
         )
-
-
-def _multiplied(scales: tuple[tuple[str, float], ...]) -> str:
-    """Say which gradients are multiplied before they are clipped."""
-    names = (
-        "the token embeddings" if w == EMBEDDINGS else f"tensors named {yaml_text.name(w)}" for w, _ in scales
-    )
-    each = ", ".join(f"of {name} by {factor!r}" for name, (_, factor) in zip(names, scales, strict=True))
-    several = "; where several fit, by their product" if len(scales) > 1 else ""
-    return f"in steps that clip, gradients are multiplied before that, in every row alike: {each}{several}"
 
 
 _DEALT = (

@@ -102,6 +102,7 @@ class Selective(SensitiveText):
             adjacency=self.adjacency,
             row_length=self.row_length,
             scales=self.scales,
+            common_tokens=self.common_tokens,
         )
 
     def _missed(self, shape: Shape, steps: int, share: float, zeroed: bool = False) -> DominatingPair:

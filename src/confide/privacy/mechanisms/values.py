@@ -132,6 +132,8 @@ class Aggregation:
         exponent: of the matrix that correlates it.
         scales: factors on the gradients of tensors, by a part of their names, as `privacy.scales` has them. Clip norm
             and noise are those of gradients that were multiplied so ("scale-then-privatise").
+        common_tokens: the power by which rows of common tokens are multiplied as well, as `privacy.common_tokens` has
+            it; 0 multiplies none.
     """
 
     clip_norm: float | None
@@ -140,6 +142,7 @@ class Aggregation:
     bands: int = field(default=1, kw_only=True)
     exponent: float = field(default=SQUARE_ROOT, kw_only=True)
     scales: tuple[tuple[str, float], ...] = field(default=(), kw_only=True)
+    common_tokens: float = field(default=0.0, kw_only=True)
 
     @property
     def radii(self) -> tuple[float, ...]:
@@ -175,7 +178,10 @@ class Aggregation:
             if self.scales
             else ""
         )
-        return f"clip norm, noise multiplier, scale, bands: {' '.join(numbers)}{matrix}{scales}".encode()
+        common = f" common tokens {float(self.common_tokens).hex()}" if self.common_tokens else ""
+        return (
+            f"clip norm, noise multiplier, scale, bands: {' '.join(numbers)}{matrix}{scales}{common}".encode()
+        )
 
     @property
     def noise_scale(self) -> float:
