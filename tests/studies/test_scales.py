@@ -18,8 +18,12 @@ def test_one_arm_multiplies_nothing_one_the_rate_and_others_the_gradients():
     for name, scales in study.SCALES.items():
         assert made[name].keys["privacy.scales"] == scales
         assert "train.rate_factors" not in made[name].keys
-    for name in (study.PLAIN, study.FASTER):
+    for name in (study.PLAIN, study.FASTER, study.COMMON):
         assert "privacy.scales" not in made[name].keys
+    assert made[study.ALL].keys["privacy.scales"] == made[study.CHOSEN].keys["privacy.scales"]
+    powers = {name: arm.keys.get("privacy.common_tokens") for name, arm in made.items()}
+    assert {name for name, power in powers.items() if power} == {study.COMMON, study.ALL}
+    assert powers[study.ALL] == powers[study.COMMON] == study.POWER
 
 
 def test_the_helpdesk_has_the_settings_of_the_quickstart():
@@ -36,7 +40,7 @@ def test_every_arm_has_as_many_trials_and_the_same_rates():
 
 
 def test_every_arm_is_held_against_the_one_that_multiplies_nothing():
-    losses = dict(zip(study.ARMS, (2.0, 2.0, 1.9, 1.9, 2.1, 1.9), strict=True))
+    losses = dict(zip(study.ARMS, (2.0, 2.0, 1.9, 1.9, 2.1, 1.9, 1.9, 1.8), strict=True))
     rows = [
         {"text": "newsgroups", "privacy.epsilon": 8.0, "train.steps": 32, "part": "test", "arm": arm}
         | {"key": key, "loss": losses[arm] + key / 1000, "settings": '{"rate_over_rule": 1.0}'}
@@ -44,7 +48,7 @@ def test_every_arm_is_held_against_the_one_that_multiplies_nothing():
         for key in (1, 2, 3)
     ]
     found = [each.verdict for each in judged(study.findings(rows))]
-    assert found == [NOT_REPRODUCED, REPRODUCED, REPRODUCED, NOT_REPRODUCED, REPRODUCED]
+    assert found == [NOT_REPRODUCED, REPRODUCED, REPRODUCED, NOT_REPRODUCED, *[REPRODUCED] * 4]
     assert UNDECIDED not in found
     [table] = study.tables(rows)
-    assert [bool(row[-1]) for row in table.cells] == [False, True, True, True, True, True]
+    assert [bool(row[-1]) for row in table.cells] == [False, *[True] * 7]
