@@ -3,8 +3,8 @@
 A clipped gradient has one norm, and all tensors share it: what one of them takes, the others lack. Noise is alike on
 all elements. A tensor whose gradients are multiplied before they are clipped takes more of the norm and has less noise
 beside what it learns ("scale-then-privatise"). To move it faster alone, after the noise, is another thing: then the
-norm is shared as before. Within the embeddings, rows of common tokens may count less than others. All arms of a place have the same steps, rows and epsilon, and as many trials. Fewer arms are
-tried at epsilon 1.
+norm is shared as before. Within the embeddings, rows of common tokens may count less than others. All arms of a place
+have the same steps, rows and epsilon, and as many trials. Fewer arms are tried at epsilon 1.
 """
 
 from __future__ import annotations
@@ -92,9 +92,9 @@ def tables(rows: Sequence[Row]) -> list[Table]:
     note = (
         "The learning rates of each arm are five factors on the one that the planner's rule gives: 0.5 to 2, and 1 to "
         "4 on the helpdesk, whose noise is correlated. They were chosen on validation text. Where the lowest or the "
-        "highest was chosen, one beyond it might be better. Intervals are of 95% over run keys. Common tokens less: the "
-        f"gradient of a token that the model expects p times as often as if all were alike is multiplied by p^-{POWER}, "
-        "if p is above 1, and the token moves by as much less."
+        "highest was chosen, one beyond it might be better. Intervals are of 95% over run keys. Common tokens less: "
+        "the gradient of a token that the model expects p times as often as if all were alike is multiplied by "
+        f"p^-{POWER}, if p is above 1, and the token moves by as much less."
     )
     heads = ("what is multiplied", "against all alike")
     return [
