@@ -9,7 +9,7 @@ from typing import Any
 from confide.config.loading import check
 from confide.models import loading as models
 from confide.planning.cost import Size
-from confide.planning.progress import SCALED
+from confide.planning.progress import COMMON_TOKENS, SCALED
 from confide.planning.suggest import suggest
 from confide.runs.folder import Run
 from confide.runs.preparation import prepared_data
@@ -19,6 +19,7 @@ from studies.runner.study import Work
 SEARCHED, SUGGESTED = "best of the search", "suggested"
 K, STEPS, RATE, EPSILON = "privacy.rows_per_unit", "train.steps", "train.learning_rate", "privacy.epsilon"
 BANDS, SAMPLING, SCALES = "privacy.bands", "privacy.sampling", "privacy.scales"
+COMMON = "privacy.common_tokens"
 NOISE = "noise"
 """What a search tries as well; the config of a run has bands."""
 INDEPENDENT, CORRELATED = "independent", "correlated"
@@ -47,7 +48,7 @@ def correlated(count: int, keys: Keys, noise: str = CORRELATED) -> Keys:
     if in_bins:
         found[SAMPLING] = "bins"
     if noise == CORRELATED_SCALED:
-        found[SCALES] = dict(SCALED)
+        found |= {SCALES: dict(SCALED), COMMON: COMMON_TOKENS}
     return found
 
 

@@ -12,7 +12,16 @@ from confide.config.loading import check
 from confide.data.shape import Shape
 from confide.planning import suggest as suggesting
 from confide.planning.plan import Size
-from confide.planning.progress import FITTED, HIGHEST, SQUARES, STEADY, best_rate, log_progress, own_rate
+from confide.planning.progress import (
+    COMMON_TOKENS,
+    FITTED,
+    HIGHEST,
+    SQUARES,
+    STEADY,
+    best_rate,
+    log_progress,
+    own_rate,
+)
 from confide.planning.suggest import suggest
 from confide.privacy import mechanisms
 from confide.privacy.correlated_noise import noise_in_weights, sensitivity, walk_share
@@ -253,10 +262,17 @@ def test_scales_are_set_where_a_study_found_them_to_pay(few):
     assert few_noise[1] == {"embeddings": 2.0, "attn": 0.5}
     assert set(map(str, scales(config(epsilon=0.05)).values())) == {"None"}
     assert set(map(str, scales(of_another_model()).values())) == {"None"}
-    assert set(map(str, scales(config(scales={"embeddings": 3.0})).values())) == {"None"}  # one's own stay
+    for own in ({"scales": {"embeddings": 3.0}}, {"common_tokens": 0.1}):  # one's own stay
+        assert set(map(str, scales(config(**own)).values())) == {"None"}
     first = suggest(config(), shape(), SIZE, count=1)["ranked"][0]
     mechanism = mechanisms.build(altered(config(), first["settings"], "test"))
     assert mechanism.scales == (("attn", 0.5), ("embeddings", 2.0))
+    assert mechanism.common_tokens == COMMON_TOKENS
+    split = suggest(altered(config(), {"train.distributed": "fsdp"}, "test"), shape(), SIZE, count=1)[
+        "ranked"
+    ][0]
+    assert split["settings"]["privacy.scales"]
+    assert "privacy.common_tokens" not in split["settings"]
 
 
 def test_an_audit_of_sums_keeps_poisson_draws_and_independent_noise(few):

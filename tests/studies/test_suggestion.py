@@ -7,7 +7,7 @@ import pytest
 from studies.runner.findings import NOT_REPRODUCED, REPRODUCED, judged
 from studies.runner.grid import TRIAL
 from studies.runner.study import Scale, Work
-from studies.runner.suggested import BANDS, CORRELATED_SCALED, SAMPLING, SCALES
+from studies.runner.suggested import BANDS, COMMON, CORRELATED_SCALED, SAMPLING, SCALES
 from studies.suggestion import (
     CORRELATED,
     EPSILON,
@@ -23,7 +23,7 @@ from studies.suggestion import (
     spent,
 )
 
-from confide.planning.progress import SCALED
+from confide.planning.progress import COMMON_TOKENS, SCALED
 from studies import suggestion
 
 RATE, STEPS, K = suggestion.RATE, suggestion.STEPS, suggestion.K
@@ -58,7 +58,11 @@ def test_correlated_noise_has_as_many_bands_as_users_allow_and_a_higher_rate():
     assert spent(3840, 1700, keys | {NOISE: INDEPENDENT}) == {**keys, "train.batch": 120.0}
     found = spent(3840, 1700, keys | {NOISE: CORRELATED})
     assert found == {**keys, "train.batch": 120.0, BANDS: 14, RATE: 8e-3, SAMPLING: "bins"}
-    assert spent(3840, 1700, keys | {NOISE: CORRELATED_SCALED}) == {**found, SCALES: SCALED}
+    assert spent(3840, 1700, keys | {NOISE: CORRELATED_SCALED}) == {
+        **found,
+        SCALES: SCALED,
+        COMMON: COMMON_TOKENS,
+    }
     in_turn = spent(3840, 400, keys | {NOISE: CORRELATED})  # 3.3 steps an epoch
     assert in_turn == {**keys, "train.batch": 120.0, BANDS: 3, RATE: 8e-3}
     assert spent(3840, 10**6, keys | {NOISE: CORRELATED})[BANDS] == 32

@@ -2,24 +2,25 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from torch.nn import functional
-from transformers import GPT2ForSequenceClassification
+from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadModel
 
 import confide
 from confide.config.loading import check
 from confide.config.train_section import EMBEDDINGS
-from confide.models.expected_tokens import expected_tokens, keep_expected
+from confide.models import loading as models
+from confide.models.expected_tokens import expected_tokens, expects_now, keep_expected
 from confide.privacy.mechanisms.values import Aggregation
 from confide.runs.folder import Run
 from confide.runs.job import Job
+from confide.runs.loop import fine_tune
 from confide.training.optimisation import Optimisation, scales_of
 from confide.utils.console import Console
 from confide.utils.errors import InputError
 from tests import small
-from tests.test_resume import config
+from tests.test_resume import config, same
 
 POWER = 0.25
 TABLE = "transformer.wte.weight"
@@ -52,9 +53,9 @@ def test_what_a_model_expects_is_what_it_writes():
 
 def test_the_next_token_rests_on_the_text_so_far(monkeypatch):
     """Without a cache the whole text is read again, and gives the same."""
-    found = expected_tokens(small.gpt2())
+    found = expects_now(small.gpt2())
     monkeypatch.setattr("confide.models.expected_tokens.caches", lambda model: False)
-    torch.testing.assert_close(expected_tokens(small.gpt2()), found, rtol=1e-5, atol=1e-9)
+    torch.testing.assert_close(expects_now(small.gpt2()), found, rtol=1e-5, atol=1e-9)
     assert float(found.sum()) == pytest.approx(1)
 
 
@@ -67,15 +68,19 @@ def test_training_changes_nothing_of_it_and_it_changes_nothing_of_training():
     with torch.no_grad():
         model.transformer.wte.weight.normal_()
     assert expected_tokens(model) is before
-    other = small.gpt2()
-    other.load_state_dict(model.state_dict())
-    assert not torch.allclose(expected_tokens(other), before)
+    assert not torch.allclose(expects_now(model), before)
+
+
+@pytest.mark.parametrize("changes", [{"n_positions": 7}, {"bos_token_id": 50256}, {"bos_token_id": None}])
+def test_a_model_may_read_little_and_name_no_first_token(changes):
+    model = GPT2LMHeadModel(GPT2Config.from_dict(small.gpt2().config.to_dict() | changes))
+    assert float(expects_now(model).sum()) == pytest.approx(1)
 
 
 def test_a_model_that_writes_no_text_is_refused():
     settings = small.gpt2().config
     with pytest.raises(InputError, match=r"privacy\.common_tokens: this model does not write text"):
-        expected_tokens(GPT2ForSequenceClassification(settings))
+        expects_now(GPT2ForSequenceClassification(settings))
 
 
 # Factors --------------------------------------------------------------------------------------------------------
@@ -167,22 +172,76 @@ def test_whole_steps_stay_bit_for_bit():
 
 
 # The run --------------------------------------------------------------------------------------------------------
-def test_a_run_goes_on_with_what_the_model_expected_when_it_began(tmp_path):
-    made = job(tmp_path / "run")
-    kept = made.run.root / "expected-tokens.npy"
-    assert kept.exists()
-    again = job(tmp_path / "run")
-    assert np.array_equal(expected_tokens(again.model).numpy(), expected_tokens(made.model).numpy())
-    kept.write_bytes(kept.read_bytes()[:-8] + bytes(8))
-    with pytest.raises(InputError, match=r"expected-tokens\.npy is damaged, or of another run"):
+def kept(made):
+    [path] = made.run.root.glob("expected-tokens-*.npy")
+    return path
+
+
+def test_a_run_goes_on_with_what_the_model_expected_when_it_began(tmp_path, monkeypatch):
+    factors = scales_of(job(tmp_path / "run").model, (), POWER)[TABLE]
+    monkeypatch.setattr("confide.models.expected_tokens.SEED", 1)
+    assert torch.equal(scales_of(job(tmp_path / "run").model, (), POWER)[TABLE], factors)
+    other = scales_of(job(tmp_path / "other").model, (), POWER)[TABLE]
+    assert not torch.equal(other, factors)
+    path = kept(job(tmp_path / "run"))
+    path.write_bytes(path.read_bytes()[:-8] + bytes(8))
+    with pytest.raises(InputError, match=r"expected-tokens-.*\.npy is damaged, or of another run"):
         job(tmp_path / "run")
+
+
+def test_a_run_that_has_begun_does_not_go_on_without_it(tmp_path):
+    settings = config(tmp_path / "run", privacy__common_tokens=POWER, train__steps=3)
+    confide.train(settings)
+    kept(Job.of(Run(settings), Console(quiet=True))).unlink()
+    with pytest.raises(InputError, match=r"expected-tokens-.*\.npy is gone"):
+        Job.of(Run(settings), Console(quiet=True))
+
+
+def test_a_config_may_change_until_a_run_begins(tmp_path):
+    """As after `confide plan --measure`, which looks at the model too."""
+    job(tmp_path / "run")
+    job(tmp_path / "run", train__steps=20)
+
+
+def test_a_run_ends_as_if_it_had_not_stopped(tmp_path):
+    whole, cut = (Run(config(tmp_path / name, True, privacy__common_tokens=POWER)) for name in ("a", "b"))
+    fine_tune(whole)
+    for until in (7, 24):
+        fine_tune(cut, until=until)
+    same(cut, whole)
+
+
+def test_what_an_object_expected_before_it_got_the_base_counts_for_nothing(tmp_path, monkeypatch):
+    """A program may train an object, put the base back, and begin another run with it."""
+    clean = scales_of(job(tmp_path / "clean").model, (), POWER)[TABLE]
+    load = models.load_model
+
+    def used(*given):
+        model = load(*given)
+        skewed(model)
+        return model
+
+    monkeypatch.setattr(models, "load_model", used)
+    assert torch.equal(scales_of(job(tmp_path / "run").model, (), POWER)[TABLE], clean)
+
+
+def test_other_probabilities_have_other_noise(tmp_path):
+    """Two trainings with one noise and different factors would give clipped gradients away."""
+    keys = []
+    for size in (10, 20):
+        made = Job.of(
+            Run(config(tmp_path / f"{size}", secret=True, privacy__common_tokens=POWER)), Console(quiet=True)
+        )
+        keep_expected(made.model, torch.full((size,), 1 / size, dtype=torch.float64))
+        keys.append(made._steps(made.phases()[0], print).noise_key.fingerprint(b""))
+    assert keys[0] != keys[1]
 
 
 def test_the_twin_has_none(tmp_path):
     made = job(tmp_path / "run", twin=True)
     [phase] = made.phases()
     assert phase.mechanism.aggregation(made.setting.parameters, 0.0).common_tokens == 0
-    assert not (made.run.root / "expected-tokens.npy").exists()
+    assert not list(made.run.root.glob("expected-tokens*"))
 
 
 def test_the_claim_says_what_is_multiplied(tmp_path):

@@ -14,7 +14,7 @@ from confide.config.schema import Config
 from confide.models.loading import load_model, load_tokenizer
 from confide.planning.cost import Size
 from confide.planning.plan import plan as planned_for
-from confide.planning.progress import BETAS, SCALED, STEADY
+from confide.planning.progress import BETAS, COMMON_TOKENS, SCALED, STEADY
 from confide.planning.verdict import verdict
 from confide.reporting.facts import Facts
 from confide.reporting.verdict import VERDICTS
@@ -56,11 +56,12 @@ def config(folder: Path) -> Config:
                 "sampling": "bins",
                 "bands": 10,  # steps of an epoch
                 "scales": dict(SCALED),
+                "common_tokens": COMMON_TOKENS,
             },
             "train": {
                 "steps": 20,  # two epochs
                 "batch": 200.0,
-                "learning_rate": 1e-2,
+                "learning_rate": 1.3e-2,
                 "twin_learning_rate": STEADY,
                 "betas": BETAS,
                 "checkpoint_every": 10,

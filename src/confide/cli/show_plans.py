@@ -208,10 +208,16 @@ def suggestions(found: dict[str, Any]) -> None:
             "bundled model alone, when all its weights learn to write: yours is kept. Try others with `confide tune`, "
             "which counts its trials, or on public text"
         )
-    if "privacy.scales" in found["ranked"][0]["settings"]:
+    first = found["ranked"][0]["settings"]
+    if "privacy.scales" in first:
         print(
             "the first one has privacy.scales, of which the ranking knows nothing. In a study they had 3% to 20% less "
             "perplexity, the least where noise was largest"
+        )
+    if "privacy.common_tokens" in first:
+        print(
+            "the first one has privacy.common_tokens, of which the ranking knows nothing, either. In a study on made-up "
+            "mails it had 18% less perplexity beside these scales than they had alone"
         )
     nested: dict[str, dict[str, Any]] = {}
     for key, value in found["ranked"][0]["settings"].items():

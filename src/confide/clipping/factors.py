@@ -474,6 +474,7 @@ class PerRow:
         return self.grad.device
 
     def times(self, factor: float | Tensor) -> PerRow:
+        assert not isinstance(factor, Tensor), "only tables have factors of their own for each row"
         return PerRow(self.grad * factor)
 
     def add_to(self, dense: Tensor, units: Units, fresh: bool) -> None:

@@ -92,10 +92,10 @@ class Privacy(Section):
     )
     common_tokens: Share = Field(
         0.0,
-        description="how much less the embeddings of common tokens count. The gradient of a token that the model "
-        "expects p times as often as if all were alike is multiplied by p^-this before it is clipped, and the token "
-        "moves by as much less. 0.25 did well; 0: all alike. For models that write text, whose embeddings train; the "
-        "twin has none",
+        description="how much less the embeddings of common tokens count. If the model expects a token p times as "
+        "often as if all were alike, and p is above 1, its gradient is multiplied by p^-this before it is clipped, and "
+        "the token moves by as much less. 0.25 did well with a vocabulary of 8,192; 0: all alike. For models that "
+        "write text, whose embeddings train; the twin has none",
     )
     accountant: Literal["blow-up", "kl", "renyi"] = Field(
         "blow-up",

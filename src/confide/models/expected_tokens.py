@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from confide.models.loading import caches, inner_of
+from confide.models.loading import caches, inner_of, positions
 from confide.utils.errors import InputError
 
 TEXTS, TOKENS, SEED = 32, 32, 20261129
@@ -17,41 +17,54 @@ _KEPT: WeakKeyDictionary[nn.Module, torch.Tensor] = WeakKeyDictionary()
 
 
 def expected_tokens(model: nn.Module) -> torch.Tensor:
-    """Return the probability of each token in text that the model writes itself: float64[V], on the CPU.
+    """Return what `keep_expected` was last given for this model object; else what it expects now: float64[V], CPU.
 
-    It is the mean of what the model expects next at each of `TEXTS` x `TOKENS` places. The texts are drawn with a
-    published seed. For one model object it is computed once, by the first call: training changes what a model expects.
+    Training changes what a model expects, so a run keeps what it expected before the first step.
 
     Raises:
         InputError: the model does not write text token by token.
     """
     if model not in _KEPT:
-        keep_expected(model, _written(model))
+        keep_expected(model, expects_now(model))
     return _KEPT[model]
 
 
 def keep_expected(model: nn.Module, probabilities: torch.Tensor) -> None:
-    """Let `expected_tokens` return these for this model object, such as those with which a run began."""
+    """Let `expected_tokens` return these for this model object: what the base expected of which a claim speaks."""
     _KEPT[model] = probabilities
 
 
-@torch.no_grad()
-def _written(model: Any) -> torch.Tensor:
+def refuse_if_silent(model: Any) -> None:
+    """Raise InputError if a model does not write text token by token."""
     inner = inner_of(model)
-    if not (hasattr(inner, "can_generate") and inner.can_generate()):
+    writes = hasattr(inner, "can_generate") and inner.can_generate()
+    if not writes or getattr(inner.config, "is_encoder_decoder", False):
         raise InputError(
             "privacy.common_tokens: this model does not write text, so nobody knows which tokens it expects: leave "
             "it out"
         )
+
+
+@torch.no_grad()
+def expects_now(model: Any) -> torch.Tensor:
+    """Compute the probability of each token in text that a model writes itself: float64[V], on the CPU.
+
+    It is the mean of what the model expects next at each of `TEXTS` x `TOKENS` places, or fewer if it reads less. The
+    texts are drawn with a published seed.
+
+    Raises:
+        InputError: the model does not write text token by token.
+    """
+    refuse_if_silent(model)
+    config = inner_of(model).config.get_text_config()
+    entries = len(model.get_input_embeddings().weight)
     generator, device = torch.Generator().manual_seed(SEED), next(model.parameters()).device
-    config = inner.config
-    first = next((each for each in (config.bos_token_id, config.eos_token_id) if isinstance(each, int)), 0)
-    ids = torch.full((TEXTS, 1), first, device=device)
+    ids = torch.full((TEXTS, 1), _first(config, entries), device=device)
     is_training, more = model.training, {"use_cache": True} if caches(model) else {}
-    total = torch.zeros((), dtype=torch.float64)
+    total, places = torch.zeros((), dtype=torch.float64), min(TOKENS, positions(config) or TOKENS)
     model.eval()
     try:
-        for _ in range(TOKENS):
+        for _ in range(places):
             seen = ids[:, -1:] if "past_key_values" in more else ids
             out = model(input_ids=seen, **more)
             found = out.logits[:, -1].float().softmax(-1).cpu()
@@ -61,4 +74,13 @@ def _written(model: Any) -> torch.Tensor:
                 more["past_key_values"] = out.past_key_values
     finally:
         model.train(is_training)
-    return total / (TEXTS * TOKENS)
+    return total / (TEXTS * places)
+
+
+def _first(config: Any, entries: int) -> int:
+    """Return the token that a text begins with; 0 if the config names none that the model has."""
+    for each in (getattr(config, "bos_token_id", None), getattr(config, "eos_token_id", None)):
+        token = each[0] if isinstance(each, list) and each else each
+        if isinstance(token, int) and 0 <= token < entries:
+            return token
+    return 0

@@ -371,6 +371,19 @@ def token_embeddings(model: nn.Module) -> frozenset[str]:
     return frozenset(name for name, parameter in trainable(model).items() if id(parameter) in own)
 
 
+def token_tables(model: nn.Module) -> frozenset[str]:
+    """Return the names of the trained parameters with a row for each token: embeddings, and an output layer's own."""
+    output = getattr(model, "get_output_embeddings", lambda: None)()
+    own = [each for each in of_tokens(model) if each.dim() == 2]
+    own += [
+        each
+        for each in [getattr(output, "weight", None)]
+        if own and each is not None and len(each) == len(own[0])
+    ]
+    ids = {id(each) for each in own}
+    return frozenset(name for name, parameter in trainable(model).items() if id(parameter) in ids)
+
+
 def gathered(model: nn.Module, keep: bool) -> dict[str, torch.Tensor] | None:
     """Gather the weights of a split model on the CPU; None if it is not split, or for ranks that do not `keep` them.
 

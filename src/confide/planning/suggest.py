@@ -17,7 +17,15 @@ from confide.models.names import BUNDLED
 from confide.planning.candidates import Candidate, Target, rounded
 from confide.planning.cost import Size
 from confide.planning.plan import rival
-from confide.planning.progress import BETAS, FITTED, SCALED, SCALED_UP_TO, lengths_of_thumb
+from confide.planning.progress import (
+    BETAS,
+    COMMON_TOKENS,
+    COMMON_UP_TO,
+    FITTED,
+    SCALED,
+    SCALED_UP_TO,
+    lengths_of_thumb,
+)
 from confide.planning.verdict import shown
 from confide.privacy import mechanisms
 from confide.privacy.guarantee import large_delta
@@ -306,8 +314,11 @@ def _settings(each: Candidate, setting: CalibratedMechanism, config: "Config") -
         found["train.learning_rate"], found["train.schedule"] = _to_write(each.rate), SCHEDULE
         if each.mechanism.bands > 1 and config.train.betas is None:
             found["train.betas"] = list(BETAS)
-        if not config.privacy.scales and math.sqrt(each.ratio * each.share) <= SCALED_UP_TO:
+        own, noise = config.privacy, math.sqrt(each.ratio * each.share)
+        if noise <= SCALED_UP_TO and not (own.scales or own.common_tokens):
             found["privacy.scales"] = dict(SCALED)
+            if noise <= COMMON_UP_TO and config.train.distributed != "fsdp":  # with which it does not go
+                found["privacy.common_tokens"] = COMMON_TOKENS
     return found | {"train.sampling_rate": None, "train.divisor": None, "train.max_batch": None}
 
 

@@ -305,7 +305,7 @@ class Run:
             return seal.read_array(path, name)
         except (Broken, OSError):
             raise InputError(
-                f"{path} is damaged, or of another run: put it back if you can; this run drew by it, and cannot be "
+                f"{path} is damaged, or of another run: put it back if you can; this run rests on it, and cannot be "
                 "resumed without it"
                 if self.begun
                 else f"{path} is damaged, or of another run: remove it, and it is computed again"

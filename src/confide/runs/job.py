@@ -16,7 +16,7 @@ from confide.data.unit_graph import UnitGraph
 from confide.distributed.ranks import Ranks
 from confide.distributed.sharding import is_sharded, part, shard
 from confide.models import loading as models
-from confide.models.expected_tokens import expected_tokens, keep_expected
+from confide.models.expected_tokens import expects_now, keep_expected
 from confide.models.fast.chunked_loss import chunk_of
 from confide.models.quantised_split import make_splittable
 from confide.models.sharded import fill
@@ -104,10 +104,9 @@ class Job:
         ):
             _split(run, model, ranks)
             fill(model, stored, run.config.model, ranks)
-        if setting.mechanism.common_tokens:  # a run goes on with what the model expected when it began
-            expected = run.once("expected-tokens", lambda: expected_tokens(model).numpy(), ranks, Seal(key))
-            keep_expected(model, torch.from_numpy(expected))
         task = _placed_task(run, model, tokenizer, setting.mechanism, prepared.train, ranks, console)
+        if setting.mechanism.common_tokens:
+            _keep_expected(run, model, key.fingerprint(base)[:16], ranks, Seal(key))
         micro_tokens = _micro_tokens(run, model, task, ranks, console)
         still = fingerprints.of_still(model) if run.given.names and not _is_split(run, ranks) else b""
         return cls(
@@ -409,6 +408,26 @@ def _is_split(run: Run, ranks: Ranks) -> bool:
     return ranks.several and run.config.train.distributed == "fsdp"
 
 
+def _keep_expected(run: Run, model: nn.Module, base: str, ranks: Ranks, seal: Seal) -> None:
+    """Let the model's tokens count by what it expected when the run began.
+
+    Args:
+        base: names the config and the weights that the model has now.
+
+    Raises:
+        InputError: the run has begun, and what it began with is gone.
+    """
+    name = f"expected-tokens-{base}"
+    path = run.root / f"{name}.npy"
+    if run.ledger_path.exists() and not ranks.any(path.exists()):
+        raise InputError(
+            f"{path} is gone: this run's clipping rests on it, and it cannot go on without. Put it back, or begin "
+            "again in another folder"
+        )
+    expected = run.once(name, lambda: expects_now(model).numpy(), ranks, seal)
+    keep_expected(model, torch.from_numpy(expected))
+
+
 def _placed_task(
     run: Run,
     model: nn.Module,
@@ -462,6 +481,10 @@ def _micro_tokens(run: Run, model: nn.Module, task: Task, ranks: Ranks, console:
     # stays the process's own.
     beside = optimizer_copies(config, run.twin) + (2 if ranks.device.type == "cuda" else 0)
     reserved_bytes = 4 * beside * sum(part(p).numel() for p in models.trainable(model).values())
+    if config.privacy.common_tokens and not run.twin:  # copied while the optimiser moves them
+        reserved_bytes += 4 * sum(
+            models.trainable(model)[name].numel() for name in models.token_tables(model)
+        )
     privacy = config.privacy
     scales = (
         scales_of(model, ()) if run.twin else scales_of(model, privacy.scales.items(), privacy.common_tokens)

@@ -14,7 +14,7 @@ from confide.config.schedule import ADAMS, share_of_peak
 from confide.config.train_section import EMBEDDINGS
 from confide.distributed.sharding import part
 from confide.models import loading as models
-from confide.models.expected_tokens import expected_tokens
+from confide.models.expected_tokens import expected_tokens, refuse_if_silent
 from confide.training.tensor_adamw import TensorAdamW
 from confide.utils.errors import InputError
 
@@ -89,11 +89,11 @@ def scales_of(
         common_tokens: the power by which the rows of common tokens count less; see `_rare`.
 
     Returns:
-        A number; for token embeddings float32[p, 1] if `common_tokens` is not 0, a factor for each row.
+        A number; for tables of tokens float32[p, 1] if `common_tokens` is not 0, a factor for each row.
 
     Raises:
-        InputError: one of them fits no tensor, or the factors on a tensor multiply to one that is out of bounds. With
-            one beyond float32 every gradient would count as not finite, and a run would learn nothing.
+        InputError: one of `scales` fits no tensor, or those on a tensor multiply to one that is out of bounds. With one
+            beyond float32 every gradient would count as not finite, and a run would learn nothing.
     """
     found: dict[str, float | torch.Tensor] = {}
     found |= _checked(
@@ -103,31 +103,20 @@ def scales_of(
 
 
 def _rare(model: nn.Module, power: float) -> dict[str, torch.Tensor]:
-    """Return a factor on each row of the token embeddings that are trained, by name; none if the power is 0.
+    """Return a factor on each row of the tables of tokens that are trained, by name; none if the power is 0.
 
     It is (V p)^-power for a token that the model expects with probability p before it has seen private text, and at
     most 1: so for tokens that are rarer than if all V were alike. The output's curvature along the row of a token grows
     with p, so that the rows of common tokens need shorter steps, and noise in them costs most.
     Source: Li et al. 2022, "Private Adaptive Optimization with Side Information" (AdaDPS), who scale gradients by what
     is known of tokens before they are clipped.
-
-    Raises:
-        InputError: no token embedding is trained, or see `expected_tokens`.
     """
     if not power:
         return {}
-    names = models.token_embeddings(model)
-    if not names:
-        raise InputError(
-            "privacy.common_tokens: no embeddings of tokens are trained here: leave it out, or take adapter.kind: "
-            "matrices or full"
-        )
-    parameters = models.trainable(model)
-    found = {}
-    for name in names:
-        table = parameters[name]
-        expected = expected_tokens(model)[: len(table)]
-        # A padded vocabulary has rows that no output stands for.
+    parameters, found = models.trainable(model), {}
+    for name in models.token_tables(model):
+        table, expected = parameters[name], expected_tokens(model)
+        # A padded vocabulary has rows that no output stands for, or outputs for which there is no row.
         expected = nn.functional.pad(expected, (0, len(table) - len(expected)))
         common = (len(table) * expected).clamp(min=1.0)
         found[name] = common.pow(-power).to(table.device, torch.float32)[:, None]
@@ -145,9 +134,21 @@ def _checked(found: dict[str, float]) -> dict[str, float]:
 
 
 def check_factors(config: "Config", model: nn.Module) -> None:
-    """Raise InputError if a word of `train.rate_factors` or `privacy.scales` fits no tensor that is trained."""
+    """Check that the model has what `train.rate_factors`, `privacy.scales` and `privacy.common_tokens` speak of.
+
+    Raises:
+        InputError: a word fits no tensor that is trained, or a factor is out of bounds; no table of tokens is trained,
+            or the model does not write text.
+    """
     factors_of(models.trainable(model), config.train.rate_factors, models.token_embeddings(model))
-    scales_of(model, config.privacy.scales.items(), config.privacy.common_tokens)
+    scales_of(model, config.privacy.scales.items())
+    if config.privacy.common_tokens:
+        if not models.token_tables(model):
+            raise InputError(
+                "privacy.common_tokens: no embeddings of tokens are trained here: leave it out, or take adapter.kind: "
+                "matrices or full"
+            )
+        refuse_if_silent(model)
 
 
 @dataclass(frozen=True)
@@ -197,7 +198,7 @@ class Optimisation:
             noise_std: standard deviation of the noise on each element of their gradients, `Aggregation.noise_std`.
             embeddings: names of the token embeddings among them.
             scales: factors on their gradients, by name; 1 where there is none. A tensor, or a row of it, moves by as
-                much more or less.
+                much more or less. For a row, that holds for weight decay, too.
 
         Raises:
             InputError: a calling program's own is no optimiser of one gradient a step and of these parameters, or
@@ -317,7 +318,7 @@ class Optimisation:
 
 
 def _slow_down(optimizer: torch.optim.Optimizer, rows: Mapping[nn.Parameter, torch.Tensor]) -> None:
-    """Let each row of some tables move by its own share of a step: float32[p, 1]. It takes a copy of them meanwhile."""
+    """Let each row of some tables move by its own share of a step: float32[p, 1]. It copies them meanwhile."""
     before: dict[nn.Parameter, torch.Tensor] = {}
 
     def keep(*_: Any) -> None:
@@ -326,7 +327,7 @@ def _slow_down(optimizer: torch.optim.Optimizer, rows: Mapping[nn.Parameter, tor
     @torch.no_grad()
     def restrain(*_: Any) -> None:
         for table, share in rows.items():
-            table.copy_(torch.lerp(before.pop(table).float(), table.float(), share))
+            table.copy_(before.pop(table).float().lerp_(table.float(), share))
 
     if rows:
         optimizer.register_step_pre_hook(keep)

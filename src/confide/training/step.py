@@ -16,6 +16,7 @@ from torch import nn
 from confide.distributed.ranks import Ranks
 from confide.distributed.sharding import first_index, like, part
 from confide.models import loading as models
+from confide.models.expected_tokens import expected_tokens
 from confide.privacy.correlated_noise import BandedNoise
 from confide.privacy.mechanisms.values import Aggregation, Sampler
 from confide.privacy.sampling import Draw, StopTraining
@@ -90,6 +91,8 @@ class PrivateStep:
         # accounting may find another size for the same config, so the noise must then be another. A published
         # key hides nothing, so its noise may repeat.
         self.noise_key = key if key.published else key.bound_to(aggregation.binding())
+        if aggregation.common_tokens and not key.published:  # other probabilities make another training, too
+            self.noise_key = self.noise_key.bound_to(expected_tokens(model).numpy().tobytes())
         self.fast = noise == "fast"
         self.ranks, self.observer = ranks or Ranks(), observer
         self.parameters = models.trainable(model)
