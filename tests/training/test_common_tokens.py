@@ -5,7 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 from torch.nn import functional
-from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadModel
+from transformers import (
+    GPT2Config,
+    GPT2ForSequenceClassification,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 import confide
 from confide.config.loading import check
@@ -102,6 +108,26 @@ def test_rows_that_no_output_stands_for_count_whole():
     assert len(rows) == small.VOCABULARY
     assert (rows[:10] < 1).all()
     assert (rows[10:] == 1).all()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_an_output_layer_of_its_own_counts_too(tied):
+    """Its rows are those of tokens as well; of what is frozen, nothing."""
+    settings = LlamaConfig(
+        vocab_size=50,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        tie_word_embeddings=tied,
+    )
+    model = LlamaForCausalLM(settings)
+    skewed(model)
+    own = {"model.embed_tokens.weight"} | (set() if tied else {"lm_head.weight"})
+    found = scales_of(model, (), POWER)
+    assert {name for name, by in found.items() if isinstance(by, torch.Tensor)} == own
+    model.get_input_embeddings().weight.requires_grad_(False)
+    assert set(models.token_tables(model)) == own - {"model.embed_tokens.weight"}
 
 
 # The step -------------------------------------------------------------------------------------------------------

@@ -216,8 +216,8 @@ def suggestions(found: dict[str, Any]) -> None:
         )
     if "privacy.common_tokens" in first:
         print(
-            "the first one has privacy.common_tokens, of which the ranking knows nothing, either. In a study on made-up "
-            "mails it had 18% less perplexity beside these scales than they had alone"
+            "it has privacy.common_tokens as well, which the ranking does not know, either. In a study on made-up "
+            "mails these scales had 18% less perplexity with it than without"
         )
     nested: dict[str, dict[str, Any]] = {}
     for key, value in found["ranked"][0]["settings"].items():
