@@ -126,14 +126,15 @@ def chosen(rows: Sequence[Row], text: str, arm: str, epsilon: float, steps: int)
     )
 
 
-def claims(rows: Sequence[Row], bases: Mapping[str, str], than: str) -> list[Finding]:
+def claims(rows: Sequence[Row], bases: Mapping[str, str], than: str, question: str = "") -> list[Finding]:
     """Ask at each place whether an arm beats the one that it is held against by more than the margin.
 
-    The arms of a text are one family.
+    The arms of a text that answer one question are one family.
 
     Args:
         bases: by arm, the one that it is held against.
         than: the latter in words.
+        question: that they answer, if a study asks several.
     """
     return [
         Finding(
@@ -143,7 +144,7 @@ def claims(rows: Sequence[Row], bases: Mapping[str, str], than: str) -> list[Fin
             f"loss less that of {than}",
             gap(rows, text, arm, base, epsilon, steps),
             high=-MARGIN,
-            family=text,
+            family=f"{text} {question}".strip(),
         )
         for text, epsilon, steps in places(rows)
         for arm, base in bases.items()

@@ -273,6 +273,9 @@ def test_scales_are_set_where_a_study_found_them_to_pay(few):
     ][0]
     assert split["settings"]["privacy.scales"]
     assert "privacy.common_tokens" not in split["settings"]
+    # Rows of common tokens then move by whole steps, and the rate is lower.
+    assert first["learning_rate"] == pytest.approx(1.3 * split["learning_rate"], rel=0.06)
+    assert first["settings"]["train.learning_rate"] == first["learning_rate"]
 
 
 def test_an_audit_of_sums_keeps_poisson_draws_and_independent_noise(few):

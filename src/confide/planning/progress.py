@@ -57,11 +57,18 @@ SCALED = {EMBEDDINGS: 2.0, "attn": 0.5}
 COMMON_TOKENS = 0.25
 """The power by which rows of common tokens count less (`privacy.common_tokens`) in a suggestion that sets `SCALED`."""
 
+COMMON_FASTER = 1.3
+"""How much higher the learning rate is with it, since rows of common tokens move less.
+
+In `confide study scales` the chosen rate was 1 to 2 times as high as with `SCALED` alone; on the bundled model, whose
+customers alone gained by it, twice. This lies in between.
+"""
+
 COMMON_UP_TO = 3.0
 """The most noise in the weights, as a multiple of the gradient's length, at which a suggestion sets it.
 
-In `confide study scales` the bundled model had 18% less perplexity with it at 2.1 times, and 7% more at 14, which is
-undecided. Between the two nobody looked.
+In `confide study scales` the bundled model had 18% less perplexity with it at 2.1 times, and 7% more at 14. Between
+the two nobody looked.
 """
 
 SCALED_UP_TO = 10.0

@@ -19,6 +19,7 @@ from confide.planning.cost import Size
 from confide.planning.plan import rival
 from confide.planning.progress import (
     BETAS,
+    COMMON_FASTER,
     COMMON_TOKENS,
     COMMON_UP_TO,
     FITTED,
@@ -192,7 +193,7 @@ def _named(first: Candidate, config: "Config") -> dict[str, Any] | None:
     if not _knows_rate(config):
         return None
     return {
-        "by_rule": _to_write(first.rate),
+        "by_rule": _rate(first, config),
         "of_config": config.train.learning_rate,
         "steps": first.mechanism.steps,
         "schedule": _schedule(config),
@@ -287,7 +288,7 @@ def _row(
         "sampling_probability": each.parameters.sampling.rate,
         "noise_multiplier": setting.noise_multiplier,
         "noise_per_gradient": setting.noise_per_gradient(),
-        "learning_rate": _to_write(each.rate) if _knows_rate(config) else None,
+        "learning_rate": _rate(each, config) if _knows_rate(config) else None,
         "rows_seen": rows,
         "operations": target.size.operations(tokens),
         "progress": math.exp(each.progress),
@@ -311,15 +312,30 @@ def _settings(each: Candidate, setting: CalibratedMechanism, config: "Config") -
     if config.train.warmup:
         found["train.warmup"] = _warmup(config, each.mechanism.steps)
     if _knows_rate(config):
-        found["train.learning_rate"], found["train.schedule"] = _to_write(each.rate), SCHEDULE
+        found["train.learning_rate"], found["train.schedule"] = _rate(each, config), SCHEDULE
         if each.mechanism.bands > 1 and config.train.betas is None:
             found["train.betas"] = list(BETAS)
-        own, noise = config.privacy, math.sqrt(each.ratio * each.share)
-        if noise <= SCALED_UP_TO and not (own.scales or own.common_tokens):
-            found["privacy.scales"] = dict(SCALED)
-            if noise <= COMMON_UP_TO and config.train.distributed != "fsdp":  # with which it does not go
-                found["privacy.common_tokens"] = COMMON_TOKENS
+        found |= _multiplied(each, config)
     return found | {"train.sampling_rate": None, "train.divisor": None, "train.max_batch": None}
+
+
+def _multiplied(each: Candidate, config: "Config") -> dict[str, Any]:
+    """Return the keys by which gradients are multiplied before they are clipped, where the rule knows the model.
+
+    A config's own stay.
+    """
+    own, noise = config.privacy, math.sqrt(each.ratio * each.share)
+    if noise > SCALED_UP_TO or own.scales or own.common_tokens:
+        return {}
+    if noise > COMMON_UP_TO or config.train.distributed == "fsdp":  # with which the latter does not go
+        return {"privacy.scales": dict(SCALED)}
+    return {"privacy.scales": dict(SCALED), "privacy.common_tokens": COMMON_TOKENS}
+
+
+def _rate(each: Candidate, config: "Config") -> float:
+    """Return the learning rate that suits a setting: the rule's, or more if common tokens count less."""
+    is_less = config.privacy.common_tokens or "privacy.common_tokens" in _multiplied(each, config)
+    return _to_write(each.rate * (COMMON_FASTER if is_less else 1))
 
 
 def _warmup(config: "Config", steps: int) -> int:
