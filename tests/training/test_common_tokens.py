@@ -51,7 +51,7 @@ def test_what_a_model_expects_is_what_it_writes():
         model.transformer.ln_f.weight.zero_()
         model.transformer.ln_f.bias.copy_(torch.randn(16, generator=torch.Generator().manual_seed(1)) * 20)
         [logits] = model(torch.zeros(1, 1, dtype=torch.long)).logits[0]
-    expected = expected_tokens(model)
+    expected = expects_now(model)
     assert expected.dtype == torch.float64
     torch.testing.assert_close(expected, logits.double().softmax(0), rtol=1e-5, atol=1e-9)
     assert float(expected.max() / expected.min()) > 10
@@ -68,7 +68,8 @@ def test_the_next_token_rests_on_the_text_so_far(monkeypatch):
 def test_training_changes_nothing_of_it_and_it_changes_nothing_of_training():
     model = small.gpt2().train()
     torch.manual_seed(5)
-    before, state = expected_tokens(model), torch.get_rng_state()
+    before, state = expects_now(model), torch.get_rng_state()
+    keep_expected(model, before)
     assert model.training
     assert torch.equal(state, torch.manual_seed(5).get_state())
     with torch.no_grad():
@@ -81,6 +82,11 @@ def test_training_changes_nothing_of_it_and_it_changes_nothing_of_training():
 def test_a_model_may_read_little_and_name_no_first_token(changes):
     model = GPT2LMHeadModel(GPT2Config.from_dict(small.gpt2().config.to_dict() | changes))
     assert float(expects_now(model).sum()) == pytest.approx(1)
+
+
+def test_nobody_asks_weights_that_may_be_private():
+    with pytest.raises(AssertionError, match="a run keeps what its base expects"):
+        scales_of(small.gpt2(), (), POWER)
 
 
 def test_a_model_that_writes_no_text_is_refused():
@@ -273,7 +279,10 @@ def test_the_twin_has_none(tmp_path):
 def test_the_claim_says_what_is_multiplied(tmp_path):
     said = [fact for fact in job(tmp_path / "run").guarantee(24).public_facts if "multiplied" in fact]
     assert len(said) == 1
-    assert "the gradient of each token's embedding is multiplied before that" in said[0]
+    assert (
+        "the gradient of each token's embedding, and of its row in an output layer of its own, is multiplied"
+        in (said[0])
+    )
     assert "(V p)^-0.25 if that is below 1" in said[0]
 
 

@@ -17,15 +17,11 @@ _KEPT: WeakKeyDictionary[nn.Module, torch.Tensor] = WeakKeyDictionary()
 
 
 def expected_tokens(model: nn.Module) -> torch.Tensor:
-    """Return what `keep_expected` was last given for this model object; else what it expects now: float64[V], CPU.
+    """Return what `keep_expected` was last given for this model object: float64[V], on the CPU.
 
-    Training changes what a model expects, so a run keeps what it expected before the first step.
-
-    Raises:
-        InputError: the model does not write text token by token.
+    Training changes what a model expects, so it is never computed here, from weights that may be private.
     """
-    if model not in _KEPT:
-        keep_expected(model, expects_now(model))
+    assert model in _KEPT, "a run keeps what its base expects before anything asks for it"
     return _KEPT[model]
 
 
