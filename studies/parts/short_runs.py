@@ -23,6 +23,9 @@ EPSILON, STEPS, RATE = "privacy.epsilon", "train.steps", "train.learning_rate"
 HELPDESK = "helpdesk"
 FACTOR = "rate_over_rule"  # what is tried; `arm` makes a learning rate of it
 
+OF_HELPDESK: Keys = {"data.max_length": 32, "privacy.sampling": "bins"}
+"""What runs of the helpdesk have besides: rows as in `confide quickstart`, and each customer once an epoch."""
+
 SMALL: dict[str, Any] = {
     "texts": {"newsgroups": (32, 96), "articles": (32, 96), HELPDESK: (24,)},
     "rows": {"newsgroups": 64, "articles": 64, HELPDESK: 192},  # a step; one of each user
@@ -65,8 +68,6 @@ def arm(
     """
     made = users.arm(ULS, size["rows"][text], {FACTOR: factors or size["factors"]}, name)
     keys = {**made.keys, "train.schedule": "constant"}
-    if text == HELPDESK:
-        keys["privacy.sampling"] = "bins"
 
     def derived(keys: Keys) -> Keys:
         others = {key: value for key, value in made.derived(keys).items() if key != FACTOR}
@@ -88,7 +89,7 @@ def grid(name: str, work: Work, text: str, size: Mapping[str, Any], arms: Sequen
         "train.micro_tokens": 8192,  # a step's rows are few: one pass does
     }
     if text == HELPDESK:
-        keys |= {"data.max_length": 32}
+        keys |= OF_HELPDESK
     return Grid(
         name=name,
         texts=(text,),

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from studies.runner.findings import NOT_REPRODUCED, REPRODUCED, UNDECIDED, judged
+from studies.runner.models import own, stories
 from studies.runner.study import Scale, Work
 from studies.runner.training import Trained
 
@@ -17,8 +18,8 @@ OTHERS = list(study.OTHERS)
 ARMS = [*BETAS, study.DEFAULT, study.PLANNED, *OTHERS]
 
 
-def grid(scale=Scale.SMALL):
-    return study.grid(Work(None, None, scale))
+def grid(scale=Scale.SMALL, text="newsgroups"):
+    return study.grid(Work(None, None, scale), text)
 
 
 def rows(losses):
@@ -48,9 +49,9 @@ def test_every_arm_has_as_many_trials(scale):
     assert len({len(arm.trials()) for arm in arms.values()}) == 1
 
 
-def keys_of(arm, steps):
+def keys_of(arm, steps, text="newsgroups"):
     """The keys of a run of an arm, as the grid makes them."""
-    keys = {**grid().keys, **arm.keys, "train.steps": steps, **arm.trials()[0]}
+    keys = {**grid(text=text).keys, **arm.keys, "train.steps": steps, **arm.trials()[0]}
     return arm.derived({**keys, "privacy.epsilon": 8.0})
 
 
@@ -129,7 +130,7 @@ def test_the_planners_rate_may_lose_a_little():
 
 
 def test_the_planners_rate_needs_no_trial():
-    (arm,) = study.planned(Work(None, None, Scale.SMALL)).arms
+    (arm,) = study.planned(Work(None, None, Scale.SMALL), "newsgroups").arms
     assert arm.trials() == [{}]
     for steps in (32, 96):
         keys = keys_of(arm, steps)
@@ -170,3 +171,29 @@ def test_an_arm_of_another_number_of_trials_is_refused():
     more = study.CANDIDATES[0].arm(64, (1e-3, 2e-3))
     with pytest.raises(InputError, match="unequal tuning budgets"):
         type(made)(**{**vars(made), "arms": (*made.arms, more)})
+
+
+def test_the_helpdesk_is_learnt_by_the_bundled_model_from_each_customer_once_an_epoch():
+    found = {text: grid(text=text) for text in ("newsgroups", "helpdesk")}
+    assert [each.model for each in found.values()] == [stories, own]
+    arm = next(arm for arm in found["helpdesk"].arms if arm.name == study.TENSOR)
+    keys = keys_of(arm, 24, "helpdesk")
+    assert (keys["privacy.sampling"], keys["data.max_length"], keys["train.batch"]) == ("bins", 32, 192.0)
+    assert keys["privacy.rows_per_unit"] == 1
+
+
+def test_each_text_is_compared_at_its_own_steps():
+    both = rows({}) + [row | {"text": "helpdesk", "train.steps": 24} for row in rows({study.TENSOR: 1.8})]
+    claims = [each.claim for each in study.findings(both)]
+    assert len(claims) == len(set(claims)) == 2 * (3 + len(OTHERS) + 1)
+    assert [claim for claim in claims if "In 24 steps" in claim] == [
+        claim for claim in claims if "(helpdesk)" in claim
+    ]
+    tables = study.tables(both)
+    assert [table.title.split(", ")[1] for table in tables] == [
+        "newsgroups: test perplexity",
+        "newsgroups",
+        "helpdesk: test perplexity",
+        "helpdesk",
+    ]
+    assert {row[1] for row in tables[3].cells} == {"24"}
