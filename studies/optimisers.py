@@ -298,8 +298,8 @@ STUDY = Study(
         "Schedule-Free AdamW (Defazio et al. 2024) has no warm-up; tensor-adamw has whole tensors in place of "
         "the blocks of Adam-mini (Zhang et al. 2024); constant-moment SGD and floored AdamW are of no paper. Only "
         "rates are tuned. All have few steps. Posts and articles are learnt by stories260K. The helpdesk is made up; "
-        "its mails are learnt by the bundled model, from each customer once an epoch. Both models are trained whole. The "
-        "papers train larger models for longer."
+        "its mails are learnt by the bundled model, from each customer once an epoch. Both models are trained whole. "
+        "The papers train larger models for longer."
     ),
     reads=users.READS,
     texts=tuple(_SMALL["steps"]),

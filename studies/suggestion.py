@@ -360,7 +360,7 @@ STUDY = Study(
     tables=tables,
     minutes=70,
     deviations="The bundled base model, trained whole, on the first 4,000 posts of 20 Newsgroups; 3,840 rows of 64 "
-    "tokens in all. At `small` epsilon is 8 alone, at `full` 1, 3 and 8. Mechanisms other than `uls`, and more than two "
-    "chunks of each, are not trained.",
+    "tokens in all. At `small` epsilon is 8 alone, at `full` 1, 3 and 8. Mechanisms other than `uls`, and more than "
+    "two chunks of each, are not trained.",
     reads=("20newsgroups",),
 )
