@@ -292,7 +292,7 @@ def test_the_verdict_of_a_plan_is_held_against_what_studies_kept(capsys: pytest.
     assert noises == sorted(noises)
     for _, words, share, tuned, *_ in cells:
         low, high = SHARES[words]
-        if tuned == "for itself":  # the others are too favourable
+        if tuned == "for itself":  # the others are too high
             assert low <= float(share.rstrip("%")) / 100 <= high
 
 

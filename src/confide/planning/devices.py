@@ -1,7 +1,8 @@
 """Estimate a run on devices that are not here: its time, its memory, and how busy each device is.
 
 Some steps are drawn from the data's real shape, and dealt to the ranks by the code that training uses. No model and no
-device is needed. Everything is an estimate, and private: it hangs on the rows.
+device is needed. Everything is an estimate. It follows from who owns which row and from the lengths of rows, which a
+zero-out claim lists as public.
 """
 
 import re

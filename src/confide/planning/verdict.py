@@ -27,10 +27,11 @@ GRADES = {"most": "good", "part": "costly", "little": "poor"}
 """What to expect, in a word."""
 
 _MEASURED = (
-    "measured with the bundled model, as shares of what training without privacy gains: on posts 86% at 1.0 times and "
-    "82% at 2.3, on mail 43% at 16 (all three too favourable), on made-up customers 40% to 46% at 3 and 17% at 29, "
-    "and with correlated noise and `privacy.scales` 55% at 2.1, 61% and 64% at 1.5, and with `privacy.common_tokens` "
-    "as well 67% and 68% at 1.5, in one run each; a rule of thumb for other models, adapters and texts"
+    "measured with the bundled model, as shares of what training without privacy gains: on posts 86% at 1.0 times "
+    "and 82% at 2.3, on mail 43% at 16 (all three too high: training without privacy was not tuned), on made-up "
+    "customers 40% to 46% at 3 and 17% at 29, and with correlated noise and `privacy.scales` 55% at 2.1, 61% and "
+    "64% at 1.5, and with `privacy.common_tokens` as well 67% and 68% at 1.5, in one run each; a rule of thumb for "
+    "other models, adapters and texts"
 )
 
 
