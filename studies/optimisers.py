@@ -122,7 +122,7 @@ def grid(work: Work, text: str) -> Grid:
         name="optimisers",
         texts=(text,),
         model=own if text == HELPDESK else stories,
-        keys=users.keys(steps[0], **_KEYS) | (OF_HELPDESK if text == HELPDESK else {}),
+        keys={**users.keys(steps[0], **_KEYS), **(OF_HELPDESK if text == HELPDESK else {})},
         arms=(
             *(_with(beta, rows, rates) for beta in size["betas"]),
             _default(rows, rates),

@@ -5,9 +5,9 @@ users. A suggestion may have noise that is correlated over steps, and gradients 
 clipped, so the search tries them as well. At `full` the planner knows no learning rate, and the suggestion keeps the
 highest of the search.
 
-The planner's two constants are fitted to the trials of one chunk with independent noise at the higher rate. What they
-predict elsewhere is held against the trials there: at the other rate, with half and twice the budget, and, where there
-are several epsilons, at one that is left out.
+What the planner's rule predicts is held against the trials of one chunk with independent noise: at both rates, and with
+half and twice the budget. Its two constants are of older runs. Where there are several epsilons, they are fitted anew
+to all but one of them at the higher rate, and held against that one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from scipy import optimize
 
-from confide.planning.progress import SQUARES, log_progress
+from confide.planning.progress import DIMENSIONS, SQUARES, WALK, log_progress
 from confide.utils.rounding import at_least
 from studies.runner import users
 from studies.runner.findings import Finding
@@ -41,6 +41,7 @@ from studies.runner.suggested import (
     STEPS,
     SUGGESTED,
     K,
+    Suggestions,
     as_suggested,
     correlated,
     suggested,
@@ -50,6 +51,7 @@ from studies.runner.tables import change, percent, perplexity, target
 from studies.runner.twins import without_repeats
 
 TEXT = "newsgroups"
+WEIGHTS = "trainable weights"
 BEHIND = math.log(1.02)
 """What a suggestion may lose against a search: 2% of the perplexity."""
 
@@ -122,8 +124,8 @@ def spent(rows: int, count: int, keys: Keys) -> Keys:
     return found if noise == INDEPENDENT else correlated(count, found, noise)
 
 
-def suggestions(work: Work) -> tuple[int, dict[float, Keys]]:
-    """Return the number of users, and what the first setting of `plan --suggest` sets, by epsilon."""
+def suggestions(work: Work) -> Suggestions:
+    """Ask the planner what it suggests."""
     size, uls = _SIZES[work.scale], {"privacy.mechanism": "uls", "privacy.selection": "random-chunk"}
     keys = {
         **users.keys(size["steps"][0]),
@@ -137,9 +139,10 @@ def suggestions(work: Work) -> tuple[int, dict[float, Keys]]:
 
 
 def measure(work: Work) -> list[Row]:
-    count, chosen = suggestions(work)
+    count, chosen, weights = suggestions(work)
     rows = [row for grid in grids(work, count, chosen) for row in grid.measured(work)]
     for row in rows:
+        row[WEIGHTS] = weights
         if row["arm"] == SUGGESTED:
             row["settings"] = json.dumps(chosen[row[EPSILON]])
     return without_repeats(rows)
@@ -197,6 +200,13 @@ def trials(rows: Sequence[Row], arm: str, budget: float) -> dict[tuple[float, fl
     return found
 
 
+def _at_highest_rate(
+    found: Mapping[tuple[float, float], list[Trial]], rate: float
+) -> dict[float, list[Trial]]:
+    """Return the trials to which the constants are fitted, by epsilon."""
+    return {epsilon: own for (epsilon, other), own in found.items() if other == rate}
+
+
 def _rate(rows: Sequence[Row]) -> float:
     """Return the highest rate of the search, at which the constants are fitted."""
     rates = [
@@ -224,22 +234,22 @@ def fitted(all_trials: Sequence[Trial]) -> tuple[float, float]:
 
 
 def predictions(rows: Sequence[Row], budget: float, budgets: Sequence[int]) -> list[Prediction]:
-    """Return what the rule predicts of epsilons that are left out, of other rates, and of other budgets."""
-    found, rate = trials(rows, SEARCHED, budget), _rate(rows)
-    at_rate = {epsilon: own for (epsilon, other), own in found.items() if other == rate}
-    whole = fitted([trial for own in at_rate.values() for trial in own])
-    made = []
-    for epsilon, own in at_rate.items() if len(at_rate) > 1 else ():
-        others = [trial for other, each in at_rate.items() if other != epsilon for trial in each]
-        made.append(_prediction(f"epsilon {target(epsilon)}, from the others", own, fitted(others)))
-    for (epsilon, other), own in found.items():
-        if other != rate:
-            what = f"epsilon {target(epsilon)} at the rate {other:g}, from {rate:g}"
-            made.append(_prediction(what, own, whole))
+    """Return what the rule names at each rate and budget, and at epsilons that are left out of a fit."""
+    found = trials(rows, SEARCHED, budget)
+    at_rate = _at_highest_rate(found, _rate(rows))
+    planners = DIMENSIONS * rows[0][WEIGHTS], WALK
+    made = [
+        _prediction(f"epsilon {target(epsilon)} at the rate {rate:g}", own, planners)
+        for (epsilon, rate), own in found.items()
+    ]
     for rows_in_all in budgets:
         for (epsilon, _), own in trials(rows, f"{rows_in_all:,} chunks", rows_in_all).items():
-            what = f"epsilon {target(epsilon)} and {rows_in_all:,} chunks, from {budget:,.0f}"
-            made.append(_prediction(what, own, whole))
+            what = f"epsilon {target(epsilon)} and {rows_in_all:,} chunks"
+            made.append(_prediction(what, own, planners))
+    for epsilon, own in at_rate.items() if len(at_rate) > 1 else ():
+        others = [trial for other, each in at_rate.items() if other != epsilon for trial in each]
+        what = f"epsilon {target(epsilon)}, with constants fitted to the others"
+        made.append(_prediction(what, own, fitted(others)))
     return made
 
 
@@ -275,7 +285,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
     ]
     found.append(
         Finding(
-            "Where it was not fitted, the planner's rule names a number of steps within 2% of the best.",
+            "The planner's rule names a number of steps within 2% of the best of those that were tried.",
             place,
             "loss on validation users with the steps that the rule names, less the least of the tried",
             tuple(each.behind for each in _predictions(rows)),
@@ -315,7 +325,8 @@ def _compared(rows: Sequence[Row]) -> Table:
             )
     note = (
         f"Every setting computes {_size(rows)['rows']:,} chunks. The search chose on validation users, with another "
-        "run key; the suggestion had no trial. Intervals are of 95% over run keys."
+        "run key; the suggestion had no trial. Where the search chose the highest of its rates, one beyond it might be "
+        "better. Intervals are of 95% over run keys."
     )
     return Table("The suggestion against a search", heads, cells, note)
 
@@ -346,8 +357,11 @@ def _rule(rows: Sequence[Row]) -> Table:
         for each in _predictions(rows)
     ]
     heads = ["predicted", "steps by the rule", "steps of the best run", "behind it", "perplexity by steps"]
-    note = "The rule has two constants and a line. Validation perplexity, one run each."
-    return Table("What the planner's rule predicts where it was not fitted", heads, cells, note)
+    note = (
+        "Nothing was fitted to these runs, unless a line says so. Validation perplexity, one run each. With half and "
+        "twice the chunks the rate is the higher one."
+    )
+    return Table("Which number of steps the planner's rule names", heads, cells, note)
 
 
 STUDY = Study(

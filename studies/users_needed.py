@@ -38,6 +38,7 @@ from studies.runner.suggested import (
     STEPS,
     SUGGESTED,
     K,
+    Suggestions,
     as_suggested,
     correlated,
     suggested,
@@ -124,8 +125,8 @@ def grids(work: Work, text: str, count: int, chosen: Mapping[float, Keys]) -> li
     return [grid, replace(grid, arms=(given,)), replace(grid, arms=(twin,), at=bare, tuned_at=bare)]
 
 
-def suggestions(work: Work, text: str) -> tuple[int, dict[float, Keys]]:
-    """Return the number of users to train on, and what the first suggestion sets in the config, at each epsilon."""
+def suggestions(work: Work, text: str) -> Suggestions:
+    """Ask the planner what it suggests for a text."""
     size, first = _SIZES[work.scale], grids(work, text, 1, {})[0]
     raw = config(work, own(work), text, {**first.keys, **first.arms[0].keys, K: 1, "train.batch": 1.0})
     raw |= {"run": str(work.folder / f"suggestion for {text}")}
@@ -135,7 +136,7 @@ def suggestions(work: Work, text: str) -> tuple[int, dict[float, Keys]]:
 def measure(work: Work) -> list[Row]:
     rows: list[Row] = []
     for text in work.chosen(tuple(_SIZES[work.scale]["steps"])):
-        count, chosen = suggestions(work, text)
+        count, chosen, _ = suggestions(work, text)
         of_text = [row for grid in grids(work, text, count, chosen) for row in grid.measured(work)]
         for row in of_text:
             row["users"] = count

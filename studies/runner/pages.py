@@ -184,9 +184,6 @@ def _findings(entries: Sequence[Entry], folder: Path) -> str:
         "the paper now, or have its own words or bound. Measurements stayed, but for `blow-up`, which was made anew "
         "with the paper's numbers.",
         "",
-        "Some studies were last run before they had stated rules: their figures are among the "
-        "[earlier results](results/earlier.md).",
-        "",
     ]
     for paper, name in PAPERS.items():
         if own := [each for each in entries if each["paper"] == paper]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from confide.config.loading import check
 from confide.models import loading as models
@@ -57,10 +57,22 @@ def as_suggested(chosen: Mapping[float, Keys], keys: Keys) -> Keys:
     return {**keys, **chosen[keys[EPSILON]]}
 
 
-def suggested(
-    work: Work, raw: dict[str, Any], epsilons: Sequence[float], rows: float
-) -> tuple[int, dict[float, Keys]]:
-    """Return the number of units, and the keys that the first suggestion sets, by epsilon.
+class Suggestions(NamedTuple):
+    """What `plan --suggest` says of a text.
+
+    Attributes:
+        units: there are to train on.
+        chosen: by epsilon, the keys that the first suggestion sets.
+        weights: that train.
+    """
+
+    units: int
+    chosen: dict[float, Keys]
+    weights: int
+
+
+def suggested(work: Work, raw: dict[str, Any], epsilons: Sequence[float], rows: float) -> Suggestions:
+    """Ask the planner what it suggests at each epsilon.
 
     Args:
         raw: a config without an epsilon. Its run folder gets the prepared data.
@@ -80,7 +92,7 @@ def suggested(
         epsilon: dict(suggest(start, shape, weights, rows, count=1)["ranked"][0]["settings"])
         for epsilon, start in starts.items()
     }
-    return shape.units, found
+    return Suggestions(shape.units, found, weights.trainable)
 
 
 def written(settings: str) -> str:

@@ -23,11 +23,12 @@ from studies.suggestion import (
     spent,
 )
 
-from confide.planning.progress import COMMON_TOKENS, SCALED
+from confide.planning.progress import COMMON_TOKENS, DIMENSIONS, SCALED, WALK
 from studies import suggestion
 
 RATE, STEPS, K = suggestion.RATE, suggestion.STEPS, suggestion.K
-CONSTANTS = (5e5, 2000.0)
+TRAINABLE = 5_000_000
+CONSTANTS = (DIMENSIONS * TRAINABLE, WALK)
 
 
 def keys_of(grid):
@@ -99,6 +100,7 @@ def row(arm, epsilon, key, part, loss, settings, noise=0.6):
         "loss": loss,
         "settings": json.dumps(settings),
         "noise_multiplier": noise,
+        suggestion.WEIGHTS: TRAINABLE,
     }
 
 
@@ -130,7 +132,8 @@ def measured(suggested=0.0):
 
 def test_the_rule_predicts_what_was_left_out():
     found = predictions(measured(), 3840, (1920, 7680))
-    assert len(found) == 3 + 3 + 2
+    assert len(found) == 2 * 3 + 2 + 3
+    assert sum("fitted" in each.of for each in found) == 3
     assert all(each.by_rule == each.best and each.behind == 0 for each in found)
     assert {each.best for each in found} >= {32, 64}
     upset = measured()
@@ -139,6 +142,15 @@ def test_the_rule_predicts_what_was_left_out():
     )
     worse["loss"] = 3.0  # the best by far, and by no rule
     assert any(each.behind > 1 for each in predictions(upset, 3840, (1920, 7680)))
+
+
+def test_with_one_epsilon_nothing_is_fitted(monkeypatch):
+    monkeypatch.setattr(suggestion, "fitted", None)
+    one = [each for each in measured() if each[EPSILON] == 8.0]
+    assert [each.of for each in predictions(one, 3840, ())] == [
+        "epsilon 8 at the rate 0.002",
+        "epsilon 8 at the rate 0.004",
+    ]
 
 
 def test_claims_follow_the_outcome():

@@ -26,9 +26,9 @@ DIMENSIONS = 0.11
 WALK = 2100.0
 """Drop of the logarithm of progress for each unit of the sum of squared learning rates.
 
-Like `DIMENSIONS`, it is fitted to runs of 16 to 64 steps at one budget and three epsilons on 20 Newsgroups, at
-the rate of 4e-3. `confide study suggestion` fits both anew, and reports their predictions for an epsilon that was left
-out and for half the rate.
+Like `DIMENSIONS`, it was fitted to runs of 16 to 64 steps at one budget and three epsilons on 20 Newsgroups, at
+the rate of 4e-3. `confide study suggestion` holds against new runs what they predict: at two rates, and at half
+and twice the budget.
 """
 
 FITTED = range(16, 65)
