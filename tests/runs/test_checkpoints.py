@@ -170,6 +170,21 @@ def test_a_folder_of_something_else_is_left_as_it_is(world, tmp_path):
     assert confide("prepare", world.path, f"run={folder}").code == 0
 
 
+@pytest.mark.parametrize("mode", [0o755, 0o700])
+@pytest.mark.parametrize("verb", ["prepare", "plan", "train"])
+def test_data_of_the_users_own_in_the_run_folder_are_never_removed(world, tmp_path, verb, mode):
+    folder = tmp_path / "project"
+    (folder / "data").mkdir(parents=True)
+    (folder / "data/mails.jsonl").write_text("ours")
+    (folder / "config.yaml").write_text("# ours")
+    folder.chmod(mode)
+    message = "holds files that confide did not write" if mode == 0o700 else "holds other files"
+    refused(confide(verb, world.path, f"run={folder}"), rf"run: .*project.* {message}")
+    assert (folder / "data/mails.jsonl").read_text() == "ours"
+    if mode == 0o755:
+        assert (folder / "config.yaml").read_text() == "# ours"
+
+
 # versions -----------------------------------------------------------------------------------------------------
 def test_the_ledger_names_the_code_of_each_step_and_the_guarantee_all_of_it(world, run, monkeypatch):
     from confide.runs import loop as finetuning

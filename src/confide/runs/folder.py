@@ -53,8 +53,9 @@ _FIRST: dict[tuple[str, ...], str] = {("train", "optimizer"): "adamw"}
 """The first default of each setting whose default has changed."""
 
 
-# Files that mark a folder as a run's: the first of these is written before anything else.
-_OWN = (".lock", "key", "config.yaml", "data", "ledger.jsonl")
+# Files that mark a folder as a run's: the first of these is written before anything else. A config or a folder of data
+# may be the user's own.
+_OWN = (".lock", "key", "ledger.jsonl")
 
 
 def _sweeps_around(folder: Path) -> list[Path]:

@@ -124,6 +124,11 @@ def prepare(
         InputError: the data are at fault; the sentence names file, row or key. Nothing is left behind but finished
             parts of a large source, see `kept_parts`; the next call goes on from there.
     """
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / RECORD).is_file():
+        raise InputError(
+            f"run: {folder} holds files that confide did not write, and prepared data would replace them: choose "
+            "another `run` folder, or move them away"
+        )
     building = folder.with_name(f".{folder.name}.new")
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir(parents=True)
