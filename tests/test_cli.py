@@ -455,6 +455,22 @@ def generated(model, tokenizer) -> str:
     )
 
 
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ("export", "--merge", "out"),
+        ("generate", "hello"),
+        ("synthesize", "--documents", "1", "--out", "out.jsonl"),
+    ],
+)
+def test_the_folder_of_a_twin_is_no_run_whose_model_may_leave(full, verb):
+    name, *rest = verb
+    for folder in ("twin", "twin/release"):
+        found = confide(name, full[0].run / folder, *rest)
+        assert found.code == 2
+        assert "is the non-private twin of" in found.err
+
+
 def test_the_twin_says_that_nothing_is_protected(full):
     world, said = full
     stated = json.loads(said["twin"].out)["guarantee"]

@@ -68,6 +68,21 @@ def is_sweep(folder: Path) -> bool:
     return (folder / "trials").is_dir() and (folder / "ledger.jsonl").is_file()
 
 
+def refuse_twin(folder: Path) -> None:
+    """Refuse the folder of a twin, or its `release/`, as if it were that of a run: such a model may not leave.
+
+    Raises:
+        InputError: it is one.
+    """
+    whole = folder.resolve()
+    twin = whole.parent if whole.name == "release" else whole
+    if twin.name == "twin" and (twin.parent / "config.yaml").is_file():
+        raise InputError(
+            f"{folder} is the non-private twin of {twin.parent}, which may not be given away: give {twin.parent}, "
+            "with --twin where a command has it"
+        )
+
+
 class Run:
     """Paths and records of one run.
 
@@ -129,6 +144,7 @@ class Run:
                 f"{root} belongs to a sweep: its trials are private, and the best was evaluated when it was released; "
                 "to audit a model, train it by itself with `confide train`"
             )
+        refuse_twin(root)
         if not path.is_file():
             trained = "nothing was trained here yet" if (root / "data").is_dir() else "not a run folder"
             raise InputError(f"{root}: {trained} (it has no config.yaml); give the `run` of a trained config")

@@ -13,7 +13,7 @@ from confide.config.task_facts import TaskFacts
 from confide.models.names import is_adapter, public_name
 from confide.privacy.guarantee import Guarantee
 from confide.runs import preparation
-from confide.runs.folder import Run, is_sweep
+from confide.runs.folder import Run, is_sweep, refuse_twin
 from confide.utils.errors import InputError
 
 CARD = "README.md"
@@ -32,7 +32,12 @@ def run_of(path: Path) -> Path:
 
 
 def release_in(path: Path) -> Path | None:
-    """Return the release in a folder: its `release/`, or the folder itself. A run folder has a guarantee, too."""
+    """Return the release in a folder: its `release/`, or the folder itself. A run folder has a guarantee, too.
+
+    Raises:
+        InputError: it is that of a twin.
+    """
+    refuse_twin(path)
     return next((folder for folder in (path / "release", path) if (folder / GUARANTEE).is_file()), None)
 
 
