@@ -58,6 +58,10 @@ _FIRST: dict[tuple[str, ...], str] = {("train", "optimizer"): "adamw"}
 _OWN = (".lock", "key", "ledger.jsonl")
 
 
+def _is_marked(folder: Path) -> bool:
+    return any((folder / name).exists() for name in _OWN)
+
+
 def _sweeps_around(folder: Path) -> list[Path]:
     """Return where the sweep of a folder would lie: in the folder itself, or two above `trials/0001`."""
     return [folder, folder.parent.parent] if folder.parent.name == "trials" else [folder]
@@ -76,7 +80,7 @@ def refuse_twin(folder: Path) -> None:
     """
     whole = folder.resolve()
     twin = whole.parent if whole.name == "release" else whole
-    if twin.name == "twin" and (twin.parent / "config.yaml").is_file():
+    if twin.name == "twin" and _is_marked(twin.parent):  # a run of the user's own may be called so, too
         raise InputError(
             f"{folder} is the non-private twin of {twin.parent}, which may not be given away: give {twin.parent}, "
             "with --twin where a command has it"
@@ -175,7 +179,7 @@ class Run:
 
     def _refuse_foreign(self) -> None:
         """Refuse to restrict a folder that holds something else, which others may be using."""
-        if not self.root.is_dir() or any((self.root / name).exists() for name in _OWN):
+        if not self.root.is_dir() or _is_marked(self.root):
             return
         if any(self.root.iterdir()) and self.root.stat().st_mode & 0o077:
             raise InputError(
