@@ -259,14 +259,14 @@ def test_scales_are_set_where_a_study_found_them_to_pay(few):
         return {row["place"]: row["settings"].get("privacy.scales") for row in found}
 
     few_noise = scales(config())
-    assert few_noise[1] == {"embeddings": 2.0, "attn": 0.5}
+    assert few_noise[1] == {"embeddings": 2.0, "*attn": 0.5}
     assert set(map(str, scales(config(epsilon=0.05)).values())) == {"None"}
     assert set(map(str, scales(of_another_model()).values())) == {"None"}
     for own in ({"scales": {"embeddings": 3.0}}, {"common_tokens": 0.1}):  # one's own stay
         assert set(map(str, scales(config(**own)).values())) == {"None"}
     first = suggest(config(), shape(), SIZE, count=1)["ranked"][0]
     mechanism = mechanisms.build(altered(config(), first["settings"], "test"))
-    assert mechanism.scales == (("attn", 0.5), ("embeddings", 2.0))
+    assert mechanism.scales == (("*attn", 0.5), ("embeddings", 2.0))
     assert mechanism.common_tokens == COMMON_TOKENS
     split = suggest(altered(config(), {"train.distributed": "fsdp"}, "test"), shape(), SIZE, count=1)[
         "ranked"

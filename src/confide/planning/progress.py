@@ -51,8 +51,8 @@ In `confide study bands` a first beta of 0.6 was at most 0.001 nats worse than 0
 and articles at the best rate, wherever noise was correlated over the most bands. On customers 0.6 was chosen.
 """
 
-SCALED = {EMBEDDINGS: 2.0, "attn": 0.5}
-"""Factors on gradients before they are clipped (`privacy.scales`) that a suggestion sets."""
+SCALED = {EMBEDDINGS: 2.0, "*attn": 0.5}
+"""Factors on gradients before they are clipped (`privacy.scales`) that a suggestion sets; `*attn` fits `self_attn` too."""
 
 COMMON_TOKENS = 0.25
 """The power by which rows of common tokens count less (`privacy.common_tokens`) in a suggestion that sets `SCALED`."""

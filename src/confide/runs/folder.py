@@ -55,7 +55,7 @@ _FIRST: dict[tuple[str, ...], str] = {("train", "optimizer"): "adamw"}
 
 # Files that mark a folder as a run's: the first of these is written before anything else. A config or a folder of data
 # may be the user's own.
-_OWN = (".lock", "key", "ledger.jsonl")
+_OWN = (".lock", "key", "ledger.jsonl", "data/prepared.json")
 
 
 def _is_marked(folder: Path) -> bool:
