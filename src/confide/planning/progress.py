@@ -52,7 +52,7 @@ and articles at the best rate, wherever noise was correlated over the most bands
 """
 
 SCALED = {EMBEDDINGS: 2.0, "*attn": 0.5}
-"""Factors on gradients before they are clipped (`privacy.scales`) that a suggestion sets; `*attn` fits `self_attn` too."""
+"""Factors on gradients before clipping (`privacy.scales`) that a suggestion sets; `*attn` fits `self_attn` too."""
 
 COMMON_TOKENS = 0.25
 """The power by which rows of common tokens count less (`privacy.common_tokens`) in a suggestion that sets `SCALED`."""
