@@ -15,7 +15,8 @@ from unittest.mock import patch
 import numpy as np
 from scipy.stats import binomtest
 
-from confide.auditing.attack import Options, audit
+from confide.auditing.attack import audit
+from confide.auditing.options import Options
 from confide.clipping import ClippedSum
 from confide.config.loading import check
 from confide.privacy.mechanisms.rows import RowSampler

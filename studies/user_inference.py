@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from confide.auditing.attack import Options, audit
+from confide.auditing.attack import audit
+from confide.auditing.options import Options
 from confide.runs.folder import Run
 from confide.runs.job import Job
 from confide.runs.loop import Outcome

@@ -5,7 +5,7 @@ import pytest
 from confide.cli import show_plans
 from confide.planning import plan as planning
 from confide.planning.plan import Size
-from confide.privacy.guarantee import large_delta
+from confide.privacy.strength import large_delta
 from tests.every_claim import CASES, config, data, made, stated
 
 EVERY_RUN = (

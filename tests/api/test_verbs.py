@@ -14,6 +14,7 @@ from torch.nn import functional
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 import confide
+from confide.auditing.options import Options
 from confide.data.unit_graph import UnitGraph
 from confide.models.names import location
 from confide.utils.errors import InputError
@@ -357,3 +358,37 @@ def test_rows_of_another_tokenizer_are_made_again(tmp_path, tokenizer):
     rows = UnitGraph.open(tmp_path / "run" / "data" / "train")
     words = own.decode(rows.fetch(np.arange(1))[0], skip_special_tokens=True).split()
     assert set(words[1:-1]) <= set(WORDS)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: confide.load_config({}, "privacy.epsilon=3"), r"overrides: give a list of key=value"),
+        (lambda: confide.load_config({}, {"privacy.epsilon": 3}), r"overrides: give a list of key=value"),
+        (lambda: confide.plan(None), r"config: is None; give a config, a YAML file"),
+        (lambda: confide.train({}, until=-1), r"until: -1; give how many steps"),
+        (lambda: confide.account("uls", units=2000.5, batch=10), r"--units: 2000\.5 is no whole number"),
+        (
+            lambda: confide.account("uls", units=2000, batch=10, noise_multiplier="1"),
+            "--noise: '1' is no number",
+        ),
+        (lambda: confide.account("uls", units=2000, batch=10, epsilon=True), "--epsilon: True is no number"),
+        (lambda: Options(attacks=("claims",)), "--attacks claims: there are claim, exposure"),
+        (lambda: Options(ranks="some"), "--ranks some: there are exact"),
+    ],
+)
+def test_what_a_program_got_wrong_is_named(call, said):
+    with pytest.raises(InputError, match=said):
+        call()
+
+
+def test_numbers_of_numpy_are_numbers():
+    found = confide.account(
+        "uls",
+        units=np.int64(2000),
+        batch=np.float32(10),
+        steps=np.int32(3),
+        noise_multiplier=np.float64(1),
+        delta=1e-5,
+    )
+    assert found == confide.account("uls", units=2000, batch=10, steps=3, noise_multiplier=1, delta=1e-5)

@@ -11,6 +11,7 @@ import torch
 
 from confide.auditing import attack
 from confide.auditing.numbers import Numbers
+from confide.auditing.options import Options
 from confide.config.loading import check
 from confide.runs.canaries import FILE, SAMPLED
 from confide.runs.folder import Run
@@ -115,7 +116,7 @@ def test_a_run_without_clipping_and_noise_is_refuted(trained, monkeypatch):
     monkeypatch.setattr(Job, "trained", lambda self: twin)
     setting = dataclasses.replace(job.setting, noise_multiplier=20.0)
     false = dataclasses.replace(job, setting=setting)
-    options = attack.Options(attacks=("claim",))
+    options = Options(attacks=("claim",))
     monkeypatch.setattr(Job, "readings", lambda self, phase: _Nothing(len(job.manifest().canaries)))
     assert attack.audit(false, options).verdict == "violation"
 
@@ -130,7 +131,7 @@ def test_a_number_that_is_given_away_refutes_what_few_coins_cannot(tmp_path, mon
     def numbers(noise: float, **options) -> tuple[str, dict]:
         job = Job.of(run, QUIET)
         job = dataclasses.replace(job, setting=dataclasses.replace(job.setting, noise_multiplier=noise))
-        found = attack.audit(job, attack.Options(attacks=("claim",), **options)).to_json()
+        found = attack.audit(job, Options(attacks=("claim",), **options)).to_json()
         return found["verdict"], next((game for game in found["games"] if game["view"] == "numbers"), {})
 
     with pytest.raises(InputError, match="noise_multiplier"):
@@ -166,7 +167,7 @@ def test_a_number_in_the_place_of_another_that_is_given_away_refutes_too(tmp_pat
     raw["train"]["steps"] = 2
     run = Run(check(raw))
     fine_tune(run, QUIET)
-    options = attack.Options(attacks=("claim",))
+    options = Options(attacks=("claim",))
 
     def numbers() -> tuple[str, dict]:
         found = attack.audit(Job.of(run, QUIET), options).to_json()
@@ -240,7 +241,7 @@ def _by_heart(model, row: torch.Tensor) -> None:
 def test_numbers_that_follow_from_a_published_key_are_not_guessed(tmp_path):
     run = Run(planted(tmp_path / "a", count=2, digits=3))
     fine_tune(run, QUIET, until=1)
-    games = attack.audit(Job.of(run, QUIET), attack.Options(attacks=("claim",))).to_json()["games"]
+    games = attack.audit(Job.of(run, QUIET), Options(attacks=("claim",))).to_json()["games"]
     assert [game["view"] for game in games] == ["release"]
 
 
@@ -338,7 +339,7 @@ def test_numbers_that_the_detector_misses_play_no_game(tmp_path, expression, is_
     nines = [any(secret[0] == "9" for secret in canary.secrets) for canary in job.manifest().canaries]
     playing = {r"\d+": 40, r"(?!9)\d+": 40 - sum(nines), "printer": 0}[expression]
     assert job.prepared.facts["canaries"]["missed"] == 40 - playing
-    result = attack.audit(job, attack.Options(attacks=("claim", "exposure"))).to_json()
+    result = attack.audit(job, Options(attacks=("claim", "exposure"))).to_json()
     assert (result["verdict"] != "not attacked") == is_found
     assert all(game["coins"] == playing for game in result.get("games", []))
     assert ("claim" in result["left_out"]) != is_found
@@ -350,7 +351,7 @@ def test_where_no_canary_is_a_unit_of_the_claim_the_other_attacks_go_on(tmp_path
     raw["train"]["steps"] = 2
     run = Run(check(raw))
     fine_tune(run, QUIET)
-    result = attack.audit(Job.of(run, QUIET), attack.Options(attacks=("claim", "exposure"))).to_json()
+    result = attack.audit(Job.of(run, QUIET), Options(attacks=("claim", "exposure"))).to_json()
     assert result["verdict"] == "not attacked"
     assert "every canary stands in several rows" in result["left_out"]["claim"]
     assert "exposure" in result
@@ -398,7 +399,7 @@ def test_users_are_asked_for_rows_as_training_chooses_them(tmp_path):
     run = Run(check(raw))
     fine_tune(run, QUIET)
     job = Job.of(run, QUIET)
-    audited = attack._Audit(job, attack.Options(attacks=("users",), rows=1), 1)
+    audited = attack._Audit(job, Options(attacks=("users",), rows=1), 1)
     shares = []
     for side in audited.sides[:2]:
         firsts = {int(np.sort(side.graph.rows_of(int(unit)))[0]) for unit in side.asked.units}
@@ -408,7 +409,7 @@ def test_users_are_asked_for_rows_as_training_chooses_them(tmp_path):
     longest["privacy"]["selection"], longest["run"] = "longest", str(tmp_path / "longest")
     other = Run(check(longest))
     fine_tune(other, QUIET)
-    left_out = attack._Audit(Job.of(other, QUIET), attack.Options(), 1).left_out
+    left_out = attack._Audit(Job.of(other, QUIET), Options(), 1).left_out
     assert "longest" in left_out["users"]
     assert "longest" in left_out["membership"]
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from confide.auditing import attack
+from confide.auditing.options import Options
 from confide.data.unit_graph import UnitGraph
 from confide.privacy.mechanisms.dp_sgd import DPSGD
 from confide.privacy.mechanisms.values import Aggregation
@@ -18,7 +19,7 @@ from tests.test_selective_run import config
 
 QUIET = Console(quiet=True)
 COUNT = 30
-CLAIM = attack.Options(attacks=("claim",))
+CLAIM = Options(attacks=("claim",))
 
 
 def protected(folder, adjacency=None, **canaries) -> Run:
@@ -111,7 +112,7 @@ def test_a_run_that_keeps_its_claim_and_one_without_noise(tmp_path, monkeypatch,
 def test_no_exposure_is_told_of_numbers_in_a_text_that_was_redacted(tmp_path):
     run = protected(tmp_path / "a")
     fine_tune(run, QUIET, until=1)
-    found = attack.audit(Job.of(run, QUIET), attack.Options(attacks=("claim", "exposure"))).to_json()
+    found = attack.audit(Job.of(run, QUIET), Options(attacks=("claim", "exposure"))).to_json()
     assert "redacted around" in found["left_out"]["exposure"]
     assert "exposure" not in found
 

@@ -6,6 +6,7 @@ import pytest
 from confide.auditing import attack
 from confide.auditing.fdp import f_dp_least_correct
 from confide.auditing.game import ALPHA, Claim
+from confide.auditing.options import Options
 from confide.config.loading import check
 from confide.data.unit_graph import UnitGraph
 from confide.privacy.accounting import MixtureOfGaussians, between
@@ -21,7 +22,7 @@ from tests.test_resume import config as resumable
 
 QUIET = Console(quiet=True)
 COUNT = 25
-CLAIM = attack.Options(attacks=("claim",))
+CLAIM = Options(attacks=("claim",))
 
 
 def protected(folder, **canaries) -> Run:

@@ -203,3 +203,26 @@ def test_adafactor_needs_whole_parameters():
     with pytest.raises(InputError, match=r"train\.optimizer: adafactor needs whole parameters"):
         configs.check(raw | {"train": train})
     configs.check(raw | {"train": train | {"distributed": "ddp"}})
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    {
+        "steps=3": "steps: no such key, did you mean train.steps?",
+        "train.betas=[0.9]": "train.betas: is not valid, must be a list of two numbers",
+        'privacy.epsilon="8"': "must be a number above 0 or null; write 8, without quotes",
+        "train.steps=1e3": "1000.0 is not valid, must be a whole number at least 1; write 1000",
+        "train.steps=3.5": "3.5 is not valid, must be a whole number at least 1$",
+        "data.eval=10%": "'10%' is not valid, .*; write 0.1, without quotes",
+        "data.eval=0,1": "'0,1' is not valid, .*; write 0.1, without quotes",
+        "data.text=*body": "not valid YAML: .*; text that begins so stands in two pairs of quotes",
+        "data.text=[body": "not valid YAML: .*end>'$",
+    }.items(),
+)
+def test_a_fault_says_what_was_probably_meant(override, said, tmp_path):
+    with pytest.raises(InputError, match=said):
+        configs.load(write(tmp_path, GOOD), [override])
+
+
+def test_a_held_out_file_may_have_a_number_for_a_name(tmp_path):
+    assert configs.load(write(tmp_path, GOOD), ["data.eval=2024.jsonl"]).data.eval == "2024.jsonl"

@@ -18,9 +18,10 @@ from confide.planning import cost
 from confide.planning import plan as planning
 from confide.privacy import mechanisms
 from confide.privacy.accounting import Trials
-from confide.privacy.guarantee import PRIORS, Guarantee, large_delta
+from confide.privacy.guarantee import PRIORS, Guarantee
 from confide.privacy.mechanisms.statement import calibrate
 from confide.privacy.mechanisms.tuned import CountedSweep
+from confide.privacy.strength import large_delta
 from confide.utils.errors import InputError
 from tests.command import World, environment, refused
 from tests.command import confide as command
@@ -341,6 +342,23 @@ def test_the_plot_shows_the_curve_and_the_answer(tmp_path):
     nothing = command(*ASKED, "--noise", 1e-6, "--plot", tmp_path / "nothing.svg")
     refused(nothing, "--plot: there is nothing to draw")
     assert not (tmp_path / "nothing.svg").exists()
+    assert command(*ASKED, "--epsilon", 8, "--delta", 1e-6, "--plot", picture).code == 0  # made again
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    {
+        "mail.jsonl": "--plot FOLDER/mail.jsonl: exists already; give another name, or remove it first",
+        "none/curve.svg": "--plot FOLDER/none/curve.svg: there is no folder FOLDER/none; make it first",
+        ".": "--plot FOLDER: is a folder; give the name of a file in it",
+    }.items(),
+)
+def test_a_plot_replaces_no_file_of_the_user_and_needs_a_folder(name, words, tmp_path):
+    text = tmp_path / "mail.jsonl"
+    text.write_text("a year of mail")
+    found = command(*ASKED, "--epsilon", 8, "--delta", 1e-6, "--plot", tmp_path / name)
+    refused(found, re.escape(words.replace("FOLDER", str(tmp_path))))
+    assert text.read_text() == "a year of mail"
 
 
 def test_it_works_without_torch():

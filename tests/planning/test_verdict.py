@@ -37,6 +37,11 @@ def judged(units: int, rate: float = 0.1, rows: int = 1, trainable: int = 5_300_
     return verdict(config, shape, size, in_plan("this config", setting, config.privacy.epsilon, 50.0, size))
 
 
+def test_an_epsilon_that_protects_little_is_called_so():
+    assert ", which protects little: " in judged(500, epsilon=30.0)["words"][0]
+    assert "protects little" not in judged(500, epsilon=10.0)["words"][0]
+
+
 def test_a_mechanism_that_protects_rows_is_judged_by_rows():
     """Of 50 users with 40 rows each, 2,000 rows are protected."""
     found = judged(50, 4.0, mechanism="dp-sgd", rows_per_unit=4, delta=1e-5)

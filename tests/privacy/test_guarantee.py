@@ -206,6 +206,10 @@ def test_a_weak_bound_is_called_weak():
     [
         ({}, "epsilon = 2 at delta"),
         ({"advantage": 0.97}, "These bounds are weak"),
+        (
+            {"reconstruction": ((1e-6, 0.06), (1e-4, 0.06), (1e-3, 0.07))},
+            "These bounds are weak. They do not rule out that something hard to guess is recovered",
+        ),
         ({"delta": 0.01, "curve": ((2.0, 0.01),)}, "delta = 0.01 is large"),
         ({"estimates": ("the scale depends on the data",)}, "are an estimate and not a proved guarantee"),
         (

@@ -19,7 +19,7 @@ from confide.runs.folder import Run
 from confide.runs.loop import fine_tune
 from confide.utils.console import Console
 from tests import browser
-from tests.command import confide, environment
+from tests.command import confide, environment, refused
 from tests.runs.test_canaries import planted
 
 QUIET = Console(quiet=True)
@@ -189,6 +189,25 @@ def test_an_entry_for_the_registry_fits_its_schema(trained, tmp_path):
     assert loss["privacy_unit"] == stated["unit"]
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(entry | {"status": "Great"}, schema)
+
+
+def test_nothing_of_the_user_is_replaced_and_a_page_goes_into_a_folder_that_is_there(trained, tmp_path):
+    mine = tmp_path / "mail.jsonl"
+    mine.write_text("a year of mail")
+    for options, words in {
+        ("--out", mine): "--out .*mail.jsonl: exists already; give another name, or remove it first",
+        ("--registry", mine): "--registry .*mail.jsonl: exists already",
+        ("--out", tmp_path / "none" / "page.html"): "--out .*: there is no folder .*/none; make it first",
+        ("--out", tmp_path): "--out .*: is a folder; give the name of a file in it",
+        (
+            "--out",
+            tmp_path / "page.html",
+            "--json",
+        ): "--out is for the page, and --json prints facts in its place",
+    }.items():
+        refused(confide("report", trained, *options), words)
+    assert mine.read_text() == "a year of mail"
+    assert list(tmp_path.iterdir()) == [mine]
 
 
 # in a browser -------------------------------------------------------------------------------------------------

@@ -262,6 +262,9 @@ def test_the_command_prints_a_private_table_and_the_guarantee(world):
     for verb in ("eval", "audit"):
         for folder in (world.run, world.run / "trials" / "0001"):
             refused(confide(verb, folder), "belongs to a sweep: its trials are private")
+    refused(
+        confide("train", world.path), "holds a sweep of `confide tune`: choose another `run` folder", lines=1
+    )
     as_json = json.loads(confide("tune", world.path, *LISTED, "--trials", 3, "--json").out)
     assert len(as_json["private"]["trials"]) == 3
     assert as_json["settings"]["train.learning_rate"] in (0.01, 0.02)

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from confide.config.loading import check, load, with_overrides
 from confide.utils.console import Console
+from confide.utils.errors import InputError
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from confide.auditing.attack import Options
+    from confide.auditing.options import Options
     from confide.auditing.result import Audit
     from confide.config.schema import Config
     from confide.planning.account import Account
@@ -33,6 +34,10 @@ def load_config(source: str | Path | Mapping[str, Any], overrides: Sequence[str]
     Raises:
         InputError: lists every fault that was found, one per line, each naming its key.
     """
+    if isinstance(overrides, str | Mapping):
+        raise InputError(
+            "overrides: give a list of key=value, such as ['privacy.epsilon=3', 'train.steps=60']"
+        )
     if isinstance(source, Mapping):
         return check(with_overrides(source, overrides))
     return load(Path(source), overrides)
@@ -101,8 +106,8 @@ def account(
 
     Formal guarantee: a run of such counts and settings claims the same numbers, since the mechanism computes both.
     """
-    from confide.planning.account import Asked
     from confide.planning.account import account as answered
+    from confide.planning.asked import Asked
 
     return answered(
         Asked(
@@ -175,6 +180,8 @@ def train(
     from confide.runs.given import Given
     from confide.runs.loop import fine_tune
 
+    if until is not None and until < 1:
+        raise InputError(f"until: {until}; give how many steps to stop after, 1 or more")
     given = Given(model, tokenizer, documents, optimizer, scheduler, loss)
     return fine_tune(Run(_loaded(config), twin, given), Console(quiet=quiet), until)
 
@@ -213,7 +220,11 @@ def audit(
 
 
 def _loaded(config: Config | str | Path | Mapping[str, Any]) -> Config:
-    return load_config(config) if isinstance(config, str | Path | Mapping) else config
+    if isinstance(config, str | Path | Mapping):
+        return load_config(config)
+    if config is None:
+        raise InputError("config: is None; give a config, a YAML file, a run folder or a mapping")
+    return config
 
 
 def report(run: str | Path, private: bool = False) -> Path:

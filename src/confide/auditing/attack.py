@@ -18,6 +18,7 @@ from confide.auditing.game import ALPHA, Claim, Family, play, play_numbers
 from confide.auditing.inference import Asked, UserInference, Users, ask, infer
 from confide.auditing.membership import Columns
 from confide.auditing.numbers import UNSURE, Numbers, guessed_of
+from confide.auditing.options import Options
 from confide.auditing.rates import ceiling
 from confide.auditing.result import Audit, ExposedNumbers, ExtractedText
 from confide.auditing.trie import Trie
@@ -33,36 +34,6 @@ from confide.runs.generated_canaries import Bucket, buckets
 from confide.runs.job import Job
 from confide.training import evaluation
 from confide.utils.errors import InputError
-
-ATTACKS = ("claim", "exposure", "membership", "users", "extraction")
-RANKS = ("exact", "sampled", "extrapolated")
-
-
-@dataclass(frozen=True)
-class Options:
-    """The settings of an audit.
-
-    Attributes:
-        attacks: names of the attacks to run, out of `ATTACKS`.
-        users, rows: for membership and user inference: the most users on each side, and the most rows of each user.
-        prefix, suffix: for extraction: how many tokens the model is given, and how many it must give back, either
-            greedily or in at least one of `samples` continuations with `probability` (Hayes et al. 2024).
-        secrets: the most numbers whose exposure is computed, shared equally among the counts of insertions (0 for
-            unplanted numbers).
-        ranks: how ranks are found, one of `RANKS`. Sampled and extrapolated ranks use `draws` other numbers for each
-            secret.
-    """
-
-    attacks: tuple[str, ...] = ATTACKS
-    users: int = 500
-    rows: int = 4
-    prefix: int = 16
-    suffix: int = 16
-    samples: int = 100
-    probability: float = 0.5
-    secrets: int = 64
-    ranks: str = "exact"
-    draws: int = 1000
 
 
 def audit(job: Job, options: Options | None = None) -> Audit:

@@ -4,6 +4,7 @@ The players, the meaning of their coins and the curve that they are held against
 that no claim is attacked at another unit or adjacency than its own.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache, partial
@@ -87,9 +88,10 @@ class Claim:
     family: Family | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the claim as it is written into results."""
+        """Return the claim as it is written into results; an infinite epsilon is text, since JSON has no infinity."""
         kept = ("unit", "adjacency", "epsilon", "delta")
-        return {name: getattr(self, name) for name in kept}
+        found = {name: getattr(self, name) for name in kept}
+        return found if math.isfinite(self.epsilon) else found | {"epsilon": str(self.epsilon)}
 
     def players(self, manifest: Manifest) -> np.ndarray:
         """Return the numbers of the canaries that are one unit each of this claim: int64.

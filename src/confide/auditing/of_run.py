@@ -2,7 +2,8 @@
 
 import json
 
-from confide.auditing.attack import Options, audit
+from confide.auditing.attack import audit
+from confide.auditing.options import Options
 from confide.auditing.picture import audit_svg
 from confide.auditing.result import Audit
 from confide.runs.evidence import keep, model_id

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from confide.cli.base import Json, app, print_json, verb
+from confide.cli.base import Json, app, check_new, print_json, verb
 
 if TYPE_CHECKING:
     from confide.planning.account import Account
@@ -76,10 +76,12 @@ def account(
 
     Example: confide account uls --units 2000 --batch 200 --steps 500 --epsilon 8
     """
-    from confide.planning.account import Asked, drawn
     from confide.planning.account import account as answered
+    from confide.planning.account import drawn
+    from confide.planning.asked import Asked
     from confide.utils.files import write_text
 
+    check_new(plot, "--plot", made_again=".svg")
     asked = Asked(
         process=process,
         units=units,

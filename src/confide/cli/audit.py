@@ -47,18 +47,15 @@ def audit(
 
     Example: confide audit runs/mail --attacks claim,membership
     """
-    from confide.auditing import attack
     from confide.auditing.of_run import audit_run
+    from confide.auditing.options import ATTACKS, Options
     from confide.cli import show
     from confide.reporting.written import report_of
     from confide.runs.folder import Run
     from confide.utils.console import Console
 
-    chosen = attack.ATTACKS if attacks is None else tuple(attacks.split(","))
-    if unknown := [name for name in chosen if name not in attack.ATTACKS]:
-        raise InputError(f"--attacks {unknown[0]}: there are {', '.join(attack.ATTACKS)}")
-    if ranks not in attack.RANKS:
-        raise InputError(f"--ranks {ranks}: there are {', '.join(attack.RANKS)}")
+    chosen = ATTACKS if attacks is None else tuple(name.strip() for name in attacks.split(","))
+    options = Options(chosen, users, rows, prefix, suffix, samples, probability, secrets, ranks, draws)
     page: Path | None = None
     if len(runs) > 1:
         if attacks not in (None, "claim"):
@@ -67,12 +64,11 @@ def audit(
             )
         found = _together(runs, twin)
     else:
-        options = attack.Options(
-            chosen, users, rows, prefix, suffix, samples, probability, secrets, ranks, draws
-        )
         run = Run.load(runs[0], twin)
         found = audit_run(run, Console(), options).to_json()
         page = None if twin or not run.release.is_dir() else report_of(run)
+        if not as_json and not twin and not run.release.is_dir():
+            print(f"{run.root}: nothing is released yet; this is of its model after step {found['steps']}")
     print_json(found) if as_json else show.audited(found)
     if page is not None and not as_json:
         print(f"the page with the evidence: {page}")

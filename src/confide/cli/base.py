@@ -3,10 +3,11 @@
 import errno
 import functools
 import json
+import math
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +19,7 @@ from confide.utils.errors import CheckFailed, Faults, InputError, RankLost
 
 if TYPE_CHECKING:
     from confide.config.schema import Config
+    from confide.privacy.guarantee import Guarantee
     from confide.runs.folder import Run
     from confide.runs.job import Job
     from confide.utils.workers import Crew
@@ -95,6 +97,35 @@ def crew_of(processes: int | None, cluster: str | None) -> "Crew | None":
     if processes is not None and cluster is not None:
         raise InputError("--processes is for this machine and --ray for a cluster: give one of them")
     return None if processes is None and cluster is None else Crew(processes or 1, cluster)
+
+
+def check_new(path: Path | None, option: str, made_again: str = "") -> None:
+    """Check, before any work, that a file which the user named can be written and replaces nothing of the user's.
+
+    Args:
+        made_again: the suffix of files that are made again from a run or from options, and may be replaced.
+
+    Raises:
+        InputError: there is something of that name, or no folder to write it in.
+    """
+    if path is None:
+        return
+    if path.is_dir():
+        raise InputError(f"{option} {path}: is a folder; give the name of a file in it")
+    if os.path.lexists(path) and path.suffix != made_again:
+        raise InputError(f"{option} {path}: exists already; give another name, or remove it first")
+    if not path.parent.is_dir():
+        raise InputError(f"{option} {path}: there is no folder {path.parent}; make it first")
+
+
+def warn_unprotected(guarantee: "Guarantee") -> None:
+    """Warn on stderr that what leaves the house protects nobody."""
+    if guarantee.notion == "none":
+        typer.echo(
+            "warning: this run claims no privacy: its model, and all that it writes, is as confidential as the text "
+            "it was trained on",
+            err=True,
+        )
 
 
 # Errors of the disk or the paths on it, not of confide.
@@ -210,5 +241,13 @@ def job_of(run: "Run") -> "Job":
 
 
 def print_json(value: Any) -> None:
-    """Print a value as JSON."""
-    print(json.dumps(value, indent=2))
+    """Print a value as JSON; infinite numbers, which JSON does not have, as text such as "inf"."""
+    print(json.dumps(_finite(value), indent=2, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    return [_finite(each) for each in value] if isinstance(value, (list, tuple)) else value

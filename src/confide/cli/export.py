@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from confide.cli.base import Json, RunFolder, Stopped, app, print_json, verb
+from confide.cli.base import Json, RunFolder, Stopped, app, print_json, verb, warn_unprotected
 from confide.utils.errors import InputError
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ def export(
     if dtype is not None and dtype not in (_TYPES if merge else _TYPES[1:]):
         raise InputError(f"--dtype {dtype}: there are {', '.join(_TYPES if merge else _TYPES[1:])}")
     found = Released.of(run)
+    warn_unprotected(found.guarantee)
     if push_to_hub is not None:
         _push(found, push_to_hub, private is not False, yes, as_json)
     elif merge is not None:

@@ -5,8 +5,8 @@ import lzma
 from importlib.resources import files
 from pathlib import Path
 
-from confide.auditing.attack import Options
 from confide.auditing.of_run import audit_run
+from confide.auditing.options import Options
 from confide.auditing.result import Audit
 from confide.cli import show, show_plans
 from confide.config.loading import check

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from confide.cli.base import Json, app, print_json, verb
+from confide.cli.base import Json, app, check_new, print_json, verb
 from confide.utils.errors import InputError
 
 
@@ -52,6 +52,10 @@ def report(
     from confide.reporting.written import write_report
     from confide.utils.files import private_files, write_text
 
+    check_new(out, "--out", made_again=".html")
+    check_new(registry, "--registry")
+    if as_json and out is not None:
+        raise InputError("--out is for the page, and --json prints facts in its place: give one of them")
     if len(runs) > 1:
         if registry is not None:
             raise InputError("--registry: an entry is of one run")

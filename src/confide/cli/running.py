@@ -16,6 +16,7 @@ from confide.cli.base import (
     RunFolder,
     Stopped,
     app,
+    check_new,
     config_of,
     crew_of,
     job_of,
@@ -52,8 +53,7 @@ def init(
     from confide.config.json_schema import FILE, SHIPPED
     from confide.utils.files import write_text
 
-    if out.exists():
-        raise InputError(f"{out}: exists already; give another name with --out")
+    check_new(out, "--out")
     found = look(data)
     fits = None
     if model != starter.BUNDLED:
@@ -227,8 +227,7 @@ def _suggest(
     from confide.utils.files import write_text
 
     console = Console()
-    if out is not None and out.exists():
-        raise InputError(f"{out}: exists already; give another name with --out")
+    check_new(out, "--out")
     if rows is not None and not 0 < rows < math.inf:
         raise InputError(f"--rows {rows:g}: give how many rows all steps together may compute, as in 100000")
     with run.locked():
@@ -288,6 +287,8 @@ def train(
 
     with Ranks.joined() as ranks:
         run, console = run_of(config, overrides, twin), Console(quiet=not ranks.first)
+        if twin and not (run.root / "config.yaml").is_file():
+            raise InputError(f"{run.root}: train the run itself first, with this command without --twin")
         console.say(_opening(run))
         outcome = fine_tune(run, console, ranks=ranks)
         ranks.wait()

@@ -33,6 +33,8 @@ def plan(found: dict[str, Any]) -> None:
     chosen = found["chosen"]
     if chosen["epsilon"] is None:
         print("mechanism none: no privacy is claimed")
+    elif found["guarantee"]["notion"] == "none":
+        print("\n".join(found["warnings"]), end="\n\n")
     else:
         adjacency = found["guarantee"]["adjacency"]
         print(f"epsilon {above(chosen['epsilon'])} at delta {at_most(chosen['delta'], 3)}, {adjacency}")

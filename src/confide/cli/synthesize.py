@@ -17,6 +17,7 @@ from confide.cli.base import (
     crew_of,
     print_json,
     verb,
+    warn_unprotected,
 )
 from confide.utils.errors import InputError
 
@@ -90,7 +91,7 @@ def synthesize(
     from confide.runs.generate import MOST_SEED
     from confide.synthesis.corpus import kept_seed
     from confide.synthesis.corpus import synthesize as written
-    from confide.synthesis.sampling import Asked, released_folder
+    from confide.synthesis.sampling import Asked, claim_of, released_folder
     from confide.utils.console import Console
     from confide.utils.workers import Crew
 
@@ -104,6 +105,7 @@ def synthesize(
         _unused(context, out)
     release = released_folder(run)
     examined = examine(run, out, evaluate, leaks, held_out) if evaluate or leaks else None
+    warn_unprotected(claim_of(release))
     console = Console(quiet=as_json)
     found = None
     if examined is None or not out.exists():

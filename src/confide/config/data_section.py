@@ -1,5 +1,6 @@
 """The config's keys for the source of the text, and for the rows and units that are made of it."""
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
@@ -26,6 +27,13 @@ def _without_secret(source: str) -> str:
 Source = Annotated[str, AfterValidator(_without_secret)]
 
 
+def _no_share(source: str) -> str:
+    """Refuse what was meant as a share, and would be looked for as a file."""
+    if re.fullmatch(r"\s*[\d.,]+\s*%?\s*", source):
+        raise ValueError("a share or a source")
+    return source
+
+
 class Data(Section):
     """The source of the text, and how rows and units are made of it."""
 
@@ -33,7 +41,7 @@ class Data(Section):
         description="file, glob, folder, maildir, mbox, tar of mails, data set folder or hub name; or URL of tables: "
         "`s3://bucket/part-*.jsonl`"
     )
-    eval: Annotated[float, Field(gt=0, lt=1)] | Source | None = Field(
+    eval: Annotated[float, Field(gt=0, lt=1)] | Annotated[Source, AfterValidator(_no_share)] | None = Field(
         0.1,
         description="a file as for `train`, of other units, or a share of the *units*, held out whole; null for none",
     )

@@ -7,6 +7,7 @@ import copy
 import difflib
 import functools
 import json
+import math
 import os
 import stat
 import types
@@ -27,6 +28,7 @@ from confide.utils.errors import Faults, InputError
 
 _DEEPEST = 8  # sections within one another that an override may name; there are three
 _MOST = 20  # faults that are shown
+_FIRST = ("train", "privacy", "data")  # sections that are meant most often
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:
@@ -130,6 +132,18 @@ def _apply(raw: dict[str, Any], override: str) -> None:
     place[last] = value
 
 
+_SIGNS = (
+    "*",
+    "&",
+    "!",
+    "@",
+    "`",
+    "%",
+    "|",
+    ">",
+)  # they mean something else in YAML where text begins with them
+
+
 def parsed(text: str, where: str) -> Any:
     """Parse a value of the command line: YAML, where 1e-5 is a number.
 
@@ -140,7 +154,11 @@ def parsed(text: str, where: str) -> Any:
     try:
         return yaml_text.read(text)
     except InputError as error:
-        raise InputError(f"{yaml_text.shown(where)}: {str(error).removeprefix('line 1: ')}") from None
+        hint = (
+            "; text that begins so stands in two pairs of quotes: key='\"...\"'" if text[:1] in _SIGNS else ""
+        )
+        said = str(error).removeprefix("line 1: ")
+        raise InputError(f"{yaml_text.shown(where)}: {said}{hint}") from None
 
 
 def check(raw: Mapping[str, Any], where: str = "config") -> Config:
@@ -216,11 +234,12 @@ def _sentence(key: str, detail: ErrorDetails, schema: type[Config]) -> str:
         near = [
             k for k in keys(schema) if k.rpartition(".")[2] == name
         ]  # the right name in the wrong section
+        near = sorted(near, key=lambda k: k.partition(".")[0] not in _FIRST)
         near = near or difflib.get_close_matches(key[:99], keys(schema), 1, 0.5)
         return f"{key}: no such key" + (f", did you mean {near[0]}?" if near else _known(section, schema))
     if detail["type"] == UNSHOWN:
         return f"{key}: {detail['msg']}"
-    if detail["type"] == "missing":
+    if detail["type"] == "missing" and not isinstance(detail["loc"][-1], int):  # else a list is too short
         return f"{key}: is missing" + (" (what to read)" if key == "data.train" else "")
     text = detail["msg"].removeprefix("Input should be ").replace("Value error, ", "")
     value = detail["input"]
@@ -233,6 +252,8 @@ def _sentence(key: str, detail: ErrorDetails, schema: type[Config]) -> str:
         hint = ": put text with braces in quotes"
     if isinstance(value, str) and "a list of text" in text:
         hint = f"; of one, [{yaml_text.shown(value)}]"
+    elif "number" in text:
+        hint = _number_meant(value)
     options = _options(key, schema)
     if key in _REGISTERED:
         text = "one of " + ", ".join(options)
@@ -240,6 +261,21 @@ def _sentence(key: str, detail: ErrorDetails, schema: type[Config]) -> str:
         near = difflib.get_close_matches(value[:99], options, 1, 0.4)
         hint = f", did you mean {near[0]}?" if near else ""
     return f"{key}:{shown} is not valid, must be {text}{hint}"
+
+
+def _number_meant(value: Any) -> str:
+    """Return a hint for what was meant as a number, and is text or has a decimal point."""
+    if isinstance(value, float) and value.is_integer():
+        return f"; write {value:.0f}"
+    if not isinstance(value, str):
+        return ""
+    text = value.strip()
+    share = text.endswith("%")
+    try:
+        number = float(text.removesuffix("%").replace(",", ".")) / (100 if share else 1)
+    except ValueError:
+        return ""
+    return f"; write {number:.15g}, without quotes" if math.isfinite(number) else ""
 
 
 def _known(section: str, schema: type[Config]) -> str:

@@ -9,15 +9,16 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from confide.data.shape import Shape
+from confide.planning.asked import Asked, Unknown, option
 from confide.privacy import mechanisms
 from confide.privacy.accounting import PrivacyProfile, Trials, most_steps
 from confide.privacy.accounting.calibration import MOST_STEPS
-from confide.privacy.guarantee import PRIORS, WORLDS, weaknesses
+from confide.privacy.guarantee import PRIORS, WORLDS
 from confide.privacy.histograms import Histograms
 from confide.privacy.mechanisms.base import Mechanism
 from confide.privacy.mechanisms.histogram_rules import accounting_errors
@@ -25,6 +26,7 @@ from confide.privacy.mechanisms.statement import CalibratedMechanism, calibrate
 from confide.privacy.mechanisms.tuned import UNTUNED, CountedSweep
 from confide.privacy.mechanisms.values import DrawSettings
 from confide.privacy.sampling import bins_of
+from confide.privacy.strength import weaknesses
 from confide.utils.chart import Panel, panels_svg
 from confide.utils.errors import InputError
 from confide.utils.rounding import at_least, at_most
@@ -56,68 +58,6 @@ _OPTIONS = {
     "privacy.histograms.of": "--histograms",
     "privacy.histograms": "--histograms",
 }
-Unknown = Literal["noise_multiplier", "epsilon", "steps", "delta"]
-
-
-@dataclass(frozen=True)
-class Asked:
-    """The numbers of a question; None where one is not stated. `api.verbs.account` says what each of them is."""
-
-    process: str
-    units: int | None = None
-    rows: int | None = None
-    rows_per_unit: int | None = None
-    batch: float | None = None
-    rate: float | None = None
-    steps: int | None = None
-    epsilon: float | None = None
-    noise_multiplier: float | None = None
-    delta: float | None = None
-    adjacency: str = "zero-out"
-    sampling: str = "poisson"
-    max_batch: int | None = None
-    bands: int = 1
-    trials: float | None = None
-    histograms: float | None = None
-
-    @property
-    def draws_rows(self) -> bool:
-        """True if a step draws rows, and not units."""
-        return mechanisms.find(self.process).draws == "rows"
-
-    @property
-    def population(self) -> int | None:
-        """The number of rows or units that a step draws from."""
-        return self.rows if self.draws_rows else self.units
-
-    @property
-    def unknown(self) -> Unknown:
-        """The one number that follows from the others.
-
-        Raises:
-            InputError: there is none, or more than one.
-        """
-        stated = {
-            "--epsilon": self.epsilon,
-            "--noise": self.noise_multiplier,
-            "--steps": self.steps,
-        }
-        missing = [option for option, value in stated.items() if value is None]
-        if len(missing) > 1:
-            raise InputError(
-                f"{' and '.join(missing)}: {'both' if len(missing) == 2 else 'all'} are missing; of --epsilon, --noise "
-                "and --steps give two, and the third follows, or all three, and delta follows"
-            )
-        if not missing and self.delta is not None:
-            raise InputError(
-                "--epsilon, --noise, --steps and --delta are all given, so nothing is left to find: leave one out"
-            )
-        found: dict[str, Unknown] = {
-            "--epsilon": "epsilon",
-            "--noise": "noise_multiplier",
-            "--steps": "steps",
-        }
-        return found[missing[0]] if missing else "delta"
 
 
 @dataclass(frozen=True)
@@ -293,31 +233,27 @@ def _check(asked: Asked) -> None:
         )
     counts = ("units", "rows", "rows_per_unit", "steps", "max_batch", "bands")
     for name in (*counts, "batch", "rate", "epsilon", "noise_multiplier", "delta", "histograms"):
-        value, option = getattr(asked, name), _option(name)
+        value, given = getattr(asked, name), option(name)
         if value is None:
             continue
         if not (math.isfinite(value) and value > 0):
-            raise InputError(f"{option}: {value:g} must be a finite number above 0")
-        if name in counts and (value != int(value) or value > MOST_UNITS):
-            raise InputError(f"{option}: {value:g} is no whole number of at most {MOST_UNITS:g}")
+            raise InputError(f"{given}: {value:g} must be a finite number above 0")
+        if name in counts and value > MOST_UNITS:
+            raise InputError(f"{given}: {value:g} is no whole number of at most {MOST_UNITS:g}")
         if (name == "rate" and value > 1) or (name == "delta" and value >= 1):
             most = "below 1" if name == "delta" else "at most 1"
-            raise InputError(f"{option}: {value:g} is a probability, and must be {most}")
-    for option, value, allowed in (
+            raise InputError(f"{given}: {value:g} is a probability, and must be {most}")
+    for given, words, allowed in (
         ("--adjacency", asked.adjacency, tuple(WORLDS)),
         ("--sampling", asked.sampling, ("poisson", "truncated", "bins")),
     ):
-        if value not in allowed:
-            raise InputError(f"{option}: {value!r} is not one of {', '.join(allowed)}")
+        if words not in allowed:
+            raise InputError(f"{given}: {words!r} is not one of {', '.join(allowed)}")
     if asked.histograms is not None:
         kind = mechanisms.find(asked.process)
         for key, sentence in accounting_errors(kind, asked.adjacency, asked.sampling):
             raise InputError(f"{key}: {sentence}")
     _check_counts(asked)
-
-
-def _option(name: str) -> str:
-    return "--noise" if name == "noise_multiplier" else f"--{name.replace('_', '-')}"
 
 
 def _check_counts(asked: Asked) -> None:

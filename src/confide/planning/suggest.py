@@ -29,9 +29,9 @@ from confide.planning.progress import (
 )
 from confide.planning.verdict import shown
 from confide.privacy import mechanisms
-from confide.privacy.guarantee import large_delta
 from confide.privacy.mechanisms.base import Mechanism
 from confide.privacy.mechanisms.statement import CalibratedMechanism, calibrate
+from confide.privacy.strength import large_delta
 from confide.utils.errors import InputError
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from confide.planning.progress import gradients_in_noise, signal
 from confide.privacy import mechanisms
 from confide.privacy.correlated_noise import compared_rates, noise_in_weights
 from confide.privacy.mechanisms.base import Mechanism
+from confide.privacy.strength import REASONABLE
 from confide.utils.rounding import at_most
 
 if TYPE_CHECKING:
@@ -113,6 +114,8 @@ def _in_words(
     expect: str, noise: str, units: int, needed: dict[str, int], epsilon: float | str | None, noun: str
 ) -> list[str]:
     target = f" for epsilon {at_most(epsilon, 3)}" if isinstance(epsilon, float) else ""
+    if isinstance(epsilon, float) and epsilon > REASONABLE:
+        target += ", which protects little"
     many = f"{units:,} {noun}{'s' * (units != 1)}"
     if expect == "most":
         return [

@@ -13,10 +13,10 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from confide.privacy.strength import WEAK, weaknesses
 from confide.utils.errors import CheckFailed, InputError
 from confide.utils.rounding import at_least, at_most, one_in_at_least, one_in_at_most, percent_at_most
 from confide.utils.sentences import bare, sentences
@@ -42,9 +42,6 @@ TUNING = "the tuning of hyper-parameters on private rows"
 STATISTICS = "statistics of the data (counts, lengths, medians) and what was chosen from them"
 PUBLISHED_KEY = "the run key is published: no guarantee against who knows it"
 """The reason why the figures of a run with a published key are an estimate."""
-
-LARGE = 0.01
-"""The number of units times delta should not exceed this."""
 
 NOT_COVERED = (
     "what the base model learnt in its pretraining",
@@ -233,7 +230,7 @@ class Guarantee:
 
     def weakness(self) -> list[str]:
         """Return the sentences that say how little a claim may be worth."""
-        return [sentence for sentence in self.words if sentence.startswith(_WEAK)]
+        return [sentence for sentence in self.words if sentence.startswith(WEAK)]
 
     def model_card_section(self) -> str:
         """Write the whole claim as a Markdown section."""
@@ -303,7 +300,6 @@ class Guarantee:
 
 
 _STATED = ("The figures below are an estimate", "The formal statement is", "For each secret")
-_WEAK = ("delta = ", "delta is large", "These bounds are weak", "Under other suppositions")
 _LISTS = ("The claim does not hide", "It does not cover")
 _PAIRS = ("curve", "reconstruction", "secret_targets")
 _TUPLES = (
@@ -444,35 +440,6 @@ WORLDS = {
     "of the same number and lengths",
 }
 """The two worlds that a claim compares, by its adjacency."""
-
-
-def weaknesses(delta: float, units: int | None, advantage: float, reconstruction: Pairs) -> list[str]:
-    """Write what makes bounds worth little, a sentence for each reason; `units` is None if nobody may know them."""
-    words = []
-    if delta > 1e-3:
-        words.append(
-            f"delta = {at_most(delta, 3)} is large. With about that chance the bound by epsilon may not hold at all."
-        )
-    if units is not None and (warning := large_delta(units, delta)):
-        words.append(warning)
-    if advantage > 0.9 or max(r for _, r in reconstruction) > 0.5:
-        words.append(
-            "These bounds are weak. They do not rule out that a determined attacker tells whether one unit was used. "
-            "Nor do they rule out that something easy to guess is recovered."
-        )
-    return words
-
-
-def large_delta(units: int, delta: float) -> str | None:
-    """Return a warning if delta is not small compared with the number of units, else None."""
-    product = float(units * Decimal(repr(float(delta))))  # 600 * 1e-4 is 0.06, not a little more
-    if product <= LARGE:
-        return None
-    return (
-        f"delta is large for {units:,} units: their product is {at_most(product, 2)}. A program that gives away all "
-        "text of one unit, drawn by lot, with a chance of that product would be within this delta too. A delta of at "
-        f"most {at_least(LARGE / units, 2)} (privacy.delta) keeps the product at {LARGE} or below."
-    )
 
 
 def _chances(pairs: Pairs) -> str:

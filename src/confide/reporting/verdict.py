@@ -4,20 +4,17 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from confide.privacy.guarantee import PUBLISHED_KEY, Guarantee, large_delta
+from confide.privacy.guarantee import PUBLISHED_KEY, Guarantee
+from confide.privacy.strength import LARGE, REASONABLE, STRONG, large_delta
 from confide.reporting.facts import Facts, Measured
 from confide.reporting.happened import Course
 from confide.training.metrics import gap_closed
 from confide.utils.rounding import at_most, one_in_at_least, one_in_at_most, percent_at_most
 from confide.utils.sentences import bare, capital
 
-STRONG, REASONABLE = 1.0, 10.0
-"""Greatest epsilon of the first and of the second tier of Ponomareva et al. 2023 ("How to DP-fy ML"), section 5.2."""
-
 _SECRETS = "(p, r)-secret protection"
 _OF_WHAT_WAS_FOUND = ("selective DP", "confidentiality", _SECRETS)
 _SENSITIVE = "what is sensitive: "  # the public fact that says what a detector marks
-_LARGE = 1e-3  # a delta above this is large however many units there are
 _PRIOR = 1e-4  # of the guess that stands among the four answers
 
 VERDICTS = {
@@ -174,7 +171,7 @@ def strength(guarantee: Guarantee) -> str:
 def is_delta_large(guarantee: Guarantee) -> bool:
     """Return True if epsilon says little, because delta is large by itself or for so many units."""
     units = guarantee.units
-    return guarantee.delta > _LARGE or (units is not None and large_delta(units, guarantee.delta) is not None)
+    return guarantee.delta > LARGE or (units is not None and large_delta(units, guarantee.delta) is not None)
 
 
 def advice(facts: Facts) -> list[str]:
@@ -303,6 +300,6 @@ def value_of(key: str, value: float) -> str:
 def span(seconds: float) -> str:
     """Write a time as a person says it."""
     if seconds < 100:
-        return f"{seconds:.0f} seconds"
+        return f"{seconds:.0f} second{'s' * (round(seconds) != 1)}"
     minutes = seconds / 60
     return f"{minutes:.0f} minutes" if minutes < 100 else f"{minutes / 60:.1f} hours"

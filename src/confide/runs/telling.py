@@ -20,7 +20,7 @@ def opening(job: Job) -> str:
     """Say in five lines what a run will do: who is protected, how strongly, at what cost, how long, where."""
     parameters, setting, config = job.setting.parameters, job.setting, job.run.config
     privacy = config.privacy
-    if job.mechanism.protects:
+    if job.mechanism.protects and setting.noise_multiplier:
         asked = f" at epsilon {at_most(privacy.epsilon)}" if privacy.epsilon is not None else ""
         noise = f"delta {at_most(setting.delta, 3)}, noise multiplier {at_least(setting.noise_multiplier, 5)}"
         who, strength = job.mechanism.unit, f"{job.mechanism.name}{asked}, {noise}"

@@ -134,7 +134,17 @@ def test_a_name_that_is_no_data_set(monkeypatch):
         ("m.jsonl", b"", r"m\.jsonl: is empty"),
         ("m.jsonl", b"\n \n", "is empty"),
         ("m.jsonl", as_jsonl() + b'{"body": "\xff"}\n', "line 3: not valid UTF-8 \\(byte 11"),
-        ("m.jsonl", as_jsonl() + b"{oops\n", r"line 3: not valid JSON \(.* at character 2"),
+        ("m.jsonl", as_jsonl() + b"{oops\n", r"line 3: not valid JSON \(.* at character 2\)\.$"),
+        (
+            "m.jsonl",
+            as_jsonl() + b'{"body": "the key is',
+            r"line 3: .*it ends at character 20, before its JSON does: is the",
+        ),
+        (
+            "m.jsonl",
+            as_jsonl() + b'{"body": "the key"\n',
+            r"line 3: .*it ends at character 18, before its JSON",
+        ),
         ("m.jsonl", as_jsonl() + b"[1]\n", "line 3: a JSON list, where an object"),
         ("m.jsonl", b"[" * 100_000, "line 1: not valid JSON"),
         ("m.jsonl.gz", gzip.compress(as_jsonl() * 99)[:-20], "damaged after line"),

@@ -142,7 +142,10 @@ def _refill(buffer: str, pieces: Iterator[str], wanted: int) -> tuple[str, bool]
 
 def _reason(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
-        return f"{error.msg.removesuffix(' at')} at character {error.colno}"
+        end = len(error.doc.rstrip())
+        if error.pos < end and not error.msg.startswith("Unterminated"):
+            return f"{error.msg} at character {error.colno}"
+        return f"it ends at character {end}, before its JSON does: is the file cut off?"
     return "nested too deeply" if isinstance(error, RecursionError) else "a number is too long"
 
 

@@ -16,11 +16,12 @@ from confide.data.shape import Shape
 from confide.data.wording import is_worded, loss_on
 from confide.privacy.accounting import PrivacyProfile, compose
 from confide.privacy.accounting.stock import recheck
-from confide.privacy.guarantee import PRIORS, PUBLISHED_KEY, STATISTICS, Guarantee, large_delta
+from confide.privacy.guarantee import PRIORS, PUBLISHED_KEY, STATISTICS, Guarantee
 from confide.privacy.mechanisms.base import Mechanism
 from confide.privacy.mechanisms.tuned import UNTUNED, SweepAccounting
 from confide.privacy.mechanisms.values import Aggregation, ClaimParts, PrivacyParameters
 from confide.privacy.sampling import bins_of
+from confide.privacy.strength import large_delta
 from confide.utils.errors import InputError
 from confide.utils.rounding import at_most
 
@@ -127,8 +128,10 @@ def warnings(setting: CalibratedMechanism, config: "Config") -> list[str]:
     They are private under add-or-remove, since they reveal how many units there are.
     """
     mechanism, named = setting.mechanism, config.data.unit
-    if not mechanism.protects or not setting.noise_multiplier:
+    if not mechanism.protects:
         return []
+    if not setting.noise_multiplier:
+        return ["privacy.noise_multiplier: 0 adds no noise, so no privacy is claimed and nobody is protected"]
     found = []
     if named and not mechanism.needs.named_unit:
         names = named if isinstance(named, str) else " and ".join(named)
