@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from confide.config.train_section import EMBEDDINGS
+from confide.planning.progress import COMMON_TOKENS, SCALED
 from confide.utils.rounding import at_least
 from studies.runner import users
 from studies.runner.findings import MARGIN, Finding, paired
@@ -19,6 +19,7 @@ from studies.runner.twins import EPSILON, TUNED, best_twin, gained, percents, wi
 PLAIN, CHOSEN = "plain: two chunks of each", "chosen: one chunk of twice the users"
 EPOCHS = "one chunk, each user once an epoch"
 KEPT = "one chunk, bins kept, noise correlated, embeddings counted twice"
+COMMON = "the same, common tokens counted less"
 WANTED = 0.8
 """The share that is claimed of what training without privacy gains, tuned for itself."""
 OF_PLAIN = {8.0: 0.92, 3.0: 0.88}
@@ -35,7 +36,7 @@ _SMALL: dict[str, Any] = {
     "tuned": (8.0,),
     "seeds": 3,
     "tunes_twins": True,
-    "kept": (),
+    "kept": {},
     "micro_tokens": 2048,
 }
 _SIZES: Mapping[Scale, dict[str, Any]] = {
@@ -57,27 +58,34 @@ _SIZES: Mapping[Scale, dict[str, Any]] = {
             "train.average.kind": ("none", "tail"),
         },
         "arms": (PLAIN, CHOSEN, EPOCHS),
-        "kept": (4e-3, 6e-3, 9e-3),
+        "kept": {KEPT: (4e-3, 6e-3, 9e-3), COMMON: (6e-3, 7.5e-3, 9e-3)},
         "tunes_twins": False,
         "micro_tokens": 32_768,
     },
+}
+_KEPT: Keys = {
+    "privacy.rows_per_unit": 1,
+    "privacy.sampling": "bins",
+    "privacy.bands": 13,  # steps of an epoch
+    "privacy.scales": SCALED,
 }
 _ARMS: Mapping[str, Keys] = {
     PLAIN: {"privacy.rows_per_unit": 2},
     CHOSEN: {"privacy.rows_per_unit": 1},
     EPOCHS: {"privacy.rows_per_unit": 1, "privacy.sampling": "bins"},
-    KEPT: {
-        "privacy.rows_per_unit": 1,
-        "privacy.sampling": "bins",
-        "privacy.bands": 13,  # steps of an epoch
-        "privacy.scales": {EMBEDDINGS: 2.0, "*attn": 0.5},
-    },
+    KEPT: _KEPT,
+    COMMON: {**_KEPT, "privacy.common_tokens": COMMON_TOKENS},
 }
 _WORDS = {
     EPOCHS: ("the recipe with each user once an epoch", "drawing each user once an epoch", "Poisson draws"),
     KEPT: (
         "the recipe with correlated noise in bins that are kept, and embeddings that count twice",
         "all this: bins that are kept, correlated noise, embeddings that count twice and attention that counts half",
+        "Poisson draws, independent noise and gradients that all count alike",
+    ),
+    COMMON: (
+        "the recipe with all this, and common tokens that count less",
+        "all this, with common tokens that count less,",
         "Poisson draws, independent noise and gradients that all count alike",
     ),
 }
@@ -90,15 +98,10 @@ def grids(work: Work) -> list[Grid]:
     keys = users.keys(size["steps"], **OWN_OPTIMISER) | {"train.micro_tokens": size["micro_tokens"]}
     grid = Grid("recipe", (size["text"],), own, keys, arms, {}, {}, size["seeds"])
     found = with_twins(grid, size["epsilons"], size["tuned"], size["tunes_twins"])
-    if size["kept"]:
-        # It came later, and has fewer trials. Its twin would be that of the bins.
-        arm = _arm(KEPT, size, {"train.learning_rate": size["kept"]})
-        found.append(
-            replace(
-                grid, arms=(arm,), at={EPSILON: size["epsilons"]}, tuned_at={EPSILON: tuple(size["tuned"])}
-            )
-        )
-    return found
+    # They came later, and have fewer trials. Their twin would be that of the bins.
+    places = {"at": {EPSILON: size["epsilons"]}, "tuned_at": {EPSILON: tuple(size["tuned"])}}
+    later = (_arm(name, size, {"train.learning_rate": rates}) for name, rates in size["kept"].items())
+    return found + [replace(grid, arms=(arm,), **places) for arm in later]
 
 
 def _arm(name: str, size: Mapping[str, Any], options: Keys) -> Arm:
@@ -258,7 +261,8 @@ def tables(rows: Sequence[Row]) -> list[Table]:
     )
     if _is_measured(rows, KEPT):
         note += (
-            " The last recipe came later. It had three rates in place of ten settings, and trained on a CPU."
+            " Recipes with bins that are kept came later. They had three rates in place of ten settings, and trained "
+            "on a CPU."
         )
     return [Table("Ways to spend the same compute", heads, cells, note)]
 
