@@ -99,9 +99,10 @@ def grids(work: Work) -> list[Grid]:
     grid = Grid("recipe", (size["text"],), own, keys, arms, {}, {}, size["seeds"])
     found = with_twins(grid, size["epsilons"], size["tuned"], size["tunes_twins"])
     # They came later, and have fewer trials. Their twin would be that of the bins.
-    places = {"at": {EPSILON: size["epsilons"]}, "tuned_at": {EPSILON: tuple(size["tuned"])}}
-    later = (_arm(name, size, {"train.learning_rate": rates}) for name, rates in size["kept"].items())
-    return found + [replace(grid, arms=(arm,), **places) for arm in later]
+    later = replace(grid, at={EPSILON: size["epsilons"]}, tuned_at={EPSILON: tuple(size["tuned"])})
+    for name, rates in size["kept"].items():
+        found.append(replace(later, arms=(_arm(name, size, {"train.learning_rate": rates}),)))
+    return found
 
 
 def _arm(name: str, size: Mapping[str, Any], options: Keys) -> Arm:
