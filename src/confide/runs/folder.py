@@ -178,9 +178,14 @@ class Run:
             close_to_others(path)
 
     def _refuse_foreign(self) -> None:
-        """Refuse to restrict a folder that holds something else, which others may be using."""
+        """Refuse a folder that holds something else, which would be written over, or which others may be using."""
         if not self.root.is_dir() or _is_marked(self.root):
             return
+        if self.config_path.exists():
+            raise InputError(
+                f"run: {self.config_path} is not of a run, and would be written over: choose a folder that does not "
+                "exist yet"
+            )
         if any(self.root.iterdir()) and self.root.stat().st_mode & 0o077:
             raise InputError(
                 f"run: {self.root} holds other files and can be read by others, and a run folder is for its owner "
