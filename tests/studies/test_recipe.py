@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from studies.recipe import CHOSEN, EPOCHS, KEPT, PLAIN
+from studies.recipe import CHOSEN, COMMON, EPOCHS, KEPT, PLAIN
 from studies.runner import twins
 from studies.runner.findings import NOT_REPRODUCED, REPRODUCED, judged
 from studies.runner.grid import NOTHING
@@ -77,11 +77,12 @@ def test_claims_of_the_recipe_follow_the_outcome():
 
 
 def test_what_came_later_trains_with_privacy_alone_and_keeps_the_others_as_they_were(tmp_path):
-    first, later = recipe.grids(Work(None, tmp_path, Scale.FULL))
+    first, *later = recipe.grids(Work(None, tmp_path, Scale.FULL))
     assert [arm.name for arm in first.arms] == [PLAIN, CHOSEN, EPOCHS]
-    assert [arm.name for arm in later.arms] == [KEPT]
-    assert math.inf not in later.at[EPSILON]
-    assert later.arms[0].keys["privacy.bands"] == round(6854 / later.arms[0].keys["train.batch"])
+    assert [arm.name for grid in later for arm in grid.arms] == [KEPT, COMMON]
+    for grid in later:
+        assert math.inf not in grid.at[EPSILON]
+        assert grid.arms[0].keys["privacy.bands"] == round(6854 / grid.arms[0].keys["train.batch"])
 
 
 def user_rows(many, few):
