@@ -491,3 +491,20 @@ def test_programs_hear_the_same():
         confide.account(**ULS, steps=2.5, epsilon=1)
     with pytest.raises(InputError, match="--epsilon: -inf must be"):
         confide.account(**ULS, steps=2, epsilon=-math.inf)
+
+
+def test_no_more_steps_are_tried_than_kept_bins_allow():
+    """Doubling the steps would go past the most that fixed bins account for, which nobody asked for."""
+    kept = {"process": "uls", "rate": 0.125, "delta": 1e-5, "sampling": "bins", "bands": 8}
+    found = confide.account(**kept, noise_multiplier=2000, epsilon=8)
+    assert (found.steps, found.more_steps) == (100_000, True)
+    assert found.answer.startswith("Even 100,000 steps")
+
+
+def test_what_an_unfinished_epoch_means_is_said():
+    binned = {"process": "uls", "rate": 0.1, "delta": 1e-5, "sampling": "bins", "noise_multiplier": 1}
+    for bands in (1, 4):
+        said = dict(confide.account(**binned, steps=12, bands=bands).assumptions)
+        assert "; of the last 2, which are no whole epoch, in one or none" in " ".join(said.values())
+        said = dict(confide.account(**binned, steps=20, bands=bands).assumptions)
+        assert "no whole epoch" not in " ".join(said.values())

@@ -2,13 +2,16 @@
 
 import dataclasses
 import html
+import json
 import re
 from functools import cache
 
 import pytest
 import textstat
 
-from confide.privacy.guarantee import PUBLISHED_KEY
+from confide.privacy.guarantee import PUBLISHED_KEY, Guarantee
+from confide.privacy.mechanisms.tuned import UncountedSweep
+from confide.privacy.strength import MISSED, TAUGHT
 from confide.reporting.claim_lines import lines
 from confide.reporting.facts import Facts
 from confide.reporting.page import page
@@ -174,6 +177,78 @@ def test_a_large_delta_or_a_worse_epsilon_of_some_is_weak():
     assert strength(dataclasses.replace(claim, delta=1e-9)).startswith("Strongly")
     some = dataclasses.replace(claim, delta=1e-9, estimates=("so",), epsilons=(("for some", 30.0),))
     assert strength(some).startswith("Weakly")
+
+
+def test_nothing_that_makes_a_claim_weak_hides_behind_a_small_epsilon():
+    claim = dataclasses.replace(stated("uls"), epsilon=0.9, delta=1e-9, estimates=(), words=())
+    assert strength(claim) == "Strongly, proved"
+    of_some = dataclasses.replace(
+        claim,
+        adjacency="add-or-remove",
+        units=None,
+        delta=1e-3,
+        expected_batch=1000.0,
+        sampling_probability=(0.01, 0.01),
+        words=(),
+    )
+    assert strength(of_some) == "Weakly, proved"
+    assert (
+        "for about 100,000 units: their product is 100. A program that gives away all text of so many units"
+        in " ".join(of_some.weakness())
+    )
+    assert strength(dataclasses.replace(of_some, delta=1e-8)) == "Strongly, proved"
+    assert strength(dataclasses.replace(claim, advantage=0.97)) == "Weakly, proved"
+    guessed = ((1e-6, 1e-6), (1e-4, 1e-4), (1e-3, 0.95))
+    assert strength(dataclasses.replace(claim, reconstruction=guessed)) == "Weakly, proved"
+    known = dataclasses.replace(claim, estimates=(PUBLISHED_KEY,))
+    assert strength(known) == "Not against who knows the key, estimated"
+
+
+@pytest.mark.parametrize("name", ["redacted", "selective"])
+def test_who_does_not_claim_that_all_was_found_is_not_strong(name):
+    claim = dataclasses.replace(
+        stated(name), estimates=(f"the share that was found is not claimed, and {MISSED}",)
+    )
+    assert strength(claim) == "Not for what the detector misses, estimated"
+
+
+def test_a_sweep_of_which_one_run_protects_nobody_is_weak():
+    for together, said in (
+        (None, "of which one or more protect nobody"),
+        ((0.5, 0.3), "their delta of 0.3 allows all"),
+    ):
+        sweep = UncountedSweep(50, together)
+        claim = dataclasses.replace(
+            stated("uls"),
+            epsilon=0.9,
+            delta=1e-9,
+            estimates=sweep.doubts(),
+            epsilons=sweep.epsilons(),
+            words=(),
+        )
+        assert strength(claim) == "Weakly, estimated"
+        assert "Under other suppositions epsilon is inf for all 50 runs together" in " ".join(
+            claim.weakness()
+        )
+        assert said in " ".join(claim.weakness())
+        assert Guarantee.from_json(json.loads(json.dumps(claim.to_json(), allow_nan=False))) == claim
+    assert UncountedSweep(50, (0.5, 1e-4)).epsilons()[0][1] == 0.5
+
+
+def test_what_an_earlier_run_of_the_same_model_told_is_not_counted_as_strong():
+    claim = dataclasses.replace(stated("uls"), epsilon=0.9, delta=1e-9, words=())
+    past = (
+        f"{TAUGHT} (without privacy): where it read text of the same people, what both tell of them adds up"
+    )
+    known = dataclasses.replace(claim, not_covered=(*claim.not_covered, past))
+    assert strength(known) == strength(claim).replace("Strongly", "Strongly for this run alone")
+
+
+def test_of_several_secrets_the_likeliest_to_come_out_is_told():
+    claim = dataclasses.replace(stated("secret"), secret_targets=((1e-6, 1e-3), (0.05, 0.99)), words=())
+    assert strength(claim) == (
+        "A guess of 1 in 1,000,000 becomes at most 1 in 1,000; a guess of 1 in 20 becomes at most 99%, proved"
+    )
 
 
 def test_a_weak_claim_is_called_weak():

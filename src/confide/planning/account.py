@@ -18,6 +18,7 @@ from confide.planning.asked import Asked, Unknown, option
 from confide.privacy import mechanisms
 from confide.privacy.accounting import PrivacyProfile, Trials, most_steps
 from confide.privacy.accounting.calibration import MOST_STEPS
+from confide.privacy.accounting.fixed_bins import MOST_STEPS as MOST_OF_KEPT_BINS
 from confide.privacy.guarantee import PRIORS, WORLDS
 from confide.privacy.histograms import Histograms
 from confide.privacy.mechanisms.base import Mechanism
@@ -174,14 +175,16 @@ def _account(asked: Asked) -> Account:
         assert noise is not None
         assert asked.epsilon is not None
         first = calibrate(mechanism, shape, None, noise, delta, tuning)
+        most = MOST_OF_KEPT_BINS if mechanism.bands > 1 and mechanism.sampling == "bins" else MOST_STEPS
         steps = most_steps(
             lambda steps: tuning.parameters(replace(mechanism, steps=steps).parameters(shape)).process,
             noise,
             asked.epsilon,
             first.delta,
             mechanism.steps,
+            most,
         )
-        mechanism, delta, more = replace(mechanism, steps=steps), first.delta, steps == MOST_STEPS
+        mechanism, delta, more = replace(mechanism, steps=steps), first.delta, steps == most
     setting = calibrate(mechanism, shape, asked.epsilon if noise is None else None, noise, delta, tuning)
     curve = setting.curve()
     if unknown == "delta":
@@ -347,6 +350,8 @@ def _assumptions(
     if asked.sampling == "bins":
         kept = ", the same one in each" if asked.bands > 1 else ""
         draw += f"; it takes part in exactly one step of every {bins_of(rate)}, which are an epoch{kept}"
+        if rest := mechanism.steps % bins_of(rate):
+            draw += f"; of the last {rest}, which are no whole epoch, in one or none"
         if asked.rate is not None and not math.isclose(asked.rate, rate, rel_tol=0.01):
             draw += " (the rate that was asked for makes no whole number of steps)"
     if asked.population is not None:

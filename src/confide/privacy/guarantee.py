@@ -232,6 +232,17 @@ class Guarantee:
         """Return the sentences that say how little a claim may be worth."""
         return [sentence for sentence in self.words if sentence.startswith(WEAK)]
 
+    def doubts(self) -> list[str]:
+        """Return the sentences that say what makes its figures worth little.
+
+        Under add-or-remove nobody may know how many units there are. About as many as batch and rate imply, which are
+        both public, are counted then.
+        """
+        units, about = self.units, ""
+        if units is None and self.notion != "none" and self.sampling_probability[1] > 0:
+            units, about = round(self.expected_batch / self.sampling_probability[1]), "about "
+        return weaknesses(self.delta, units, self.advantage, self.reconstruction, about)
+
     def model_card_section(self) -> str:
         """Write the whole claim as a Markdown section."""
         status = "a proved bound" if self.theorem else "an estimate, not a proved bound"
@@ -421,7 +432,7 @@ def _in_words(g: Guarantee) -> list[str]:
             "guess without the output. The second is the chance after studying it. "
             "The noise was made so that this holds for every secret.",
         )
-    words += weaknesses(g.delta, g.units, g.advantage, g.reconstruction)
+    words += g.doubts()
     if g.epsilons:
         others = "; ".join(f"{at_most(value)} {what}" for what, value in g.epsilons)
         words.append(f"Under other suppositions epsilon is {others}.")

@@ -13,6 +13,12 @@ LARGE = 1e-3
 PRODUCT = 0.01
 """The number of units times delta should not exceed this."""
 
+MISSED = "what is missed there is trained on without noise and may be recovered word for word"
+"""How the reason of an estimate ends that rests on a detector of which nobody claims that it finds all."""
+
+TAUGHT = "what an earlier run taught the base model"
+"""How the line of what is not covered begins that tells of an earlier run."""
+
 _HARD, _GUESSED = 1e-6, 0.05
 """What no bound should rule in: that a guess of the first chance becomes one of the second."""
 
@@ -21,7 +27,11 @@ WEAK = ("delta = ", "delta is large", "These bounds are weak", "Under other supp
 
 
 def weaknesses(
-    delta: float, units: int | None, advantage: float, reconstruction: tuple[tuple[float, float], ...]
+    delta: float,
+    units: int | None,
+    advantage: float,
+    reconstruction: tuple[tuple[float, float], ...],
+    about: str = "",
 ) -> list[str]:
     """Write what makes bounds worth little, a sentence for each reason.
 
@@ -29,13 +39,14 @@ def weaknesses(
         units: how many there are; None if nobody may know.
         advantage: at most that of an attacker who tells whether a unit was used.
         reconstruction: pairs of the chance of a right guess before and, at most, after the output was studied.
+        about: a word before the number of units, if it is not exact.
     """
     words = []
     if delta > LARGE:
         words.append(
             f"delta = {at_most(delta, 3)} is large. With about that chance the bound by epsilon may not hold at all."
         )
-    if units is not None and (warning := large_delta(units, delta)):
+    if units is not None and (warning := large_delta(units, delta, about)):
         words.append(warning)
     if advantage > 0.9 or max(r for _, r in reconstruction) > 0.5:
         words.append(
@@ -47,13 +58,18 @@ def weaknesses(
     return words
 
 
-def large_delta(units: int, delta: float) -> str | None:
+def large_delta(units: int, delta: float, about: str = "") -> str | None:
     """Return a warning if delta is not small compared with the number of units, else None."""
     product = float(units * Decimal(repr(float(delta))))  # 600 * 1e-4 is 0.06, not a little more
     if product <= PRODUCT:
         return None
+    harm = (
+        "one unit, drawn by lot, with a chance of that product"
+        if product <= 1
+        else "so many units, drawn by lot,"
+    )
     return (
-        f"delta is large for {units:,} units: their product is {at_most(product, 2)}. A program that gives away all "
-        "text of one unit, drawn by lot, with a chance of that product would be within this delta too. A delta of at "
+        f"delta is large for {about}{units:,} units: their product is {at_most(product, 2)}. A program that gives away "
+        f"all text of {harm} would be within this delta too. A delta of at "
         f"most {at_least(PRODUCT / units, 2)} (privacy.delta) keeps the product at {PRODUCT} or below."
     )

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from confide.privacy.guarantee import PUBLISHED_KEY, Guarantee
-from confide.privacy.strength import LARGE, REASONABLE, STRONG, large_delta
+from confide.privacy.strength import MISSED, REASONABLE, STRONG, TAUGHT
 from confide.reporting.facts import Facts, Measured
 from confide.reporting.happened import Course
 from confide.training.metrics import gap_closed
@@ -158,20 +158,24 @@ def strength(guarantee: Guarantee) -> str:
     kind = "proved" if guarantee.theorem else "estimated"
     if guarantee.notion == "none":
         return "Not at all"
+    if is_key_known(guarantee):
+        return f"Not against who knows the key, {kind}"
     if guarantee.notion == _SECRETS:
-        before, after = max(guarantee.secret_targets, key=lambda pair: pair[1] / pair[0])
-        limit = f"a guess of {one_in_at_least(before)} becomes at most {one_in_at_most(after)}"
-        return f"{capital(limit)}, {kind}"
+        farthest = max(guarantee.secret_targets, key=lambda pair: pair[1] / pair[0])
+        likeliest = max(guarantee.secret_targets, key=lambda pair: pair[1])
+        limits = (
+            f"a guess of {one_in_at_least(before)} becomes at most {one_in_at_most(after)}"
+            for before, after in dict.fromkeys((farthest, likeliest))
+        )
+        return f"{capital('; '.join(limits))}, {kind}"
+    if any(reason.endswith(MISSED) for reason in guarantee.estimates):
+        return f"Not for what the detector misses, {kind}"
     worst = max(guarantee.epsilon, *(value for _, value in guarantee.epsilons), 0.0)
-    if worst > REASONABLE or is_delta_large(guarantee):
-        return f"Weakly, {kind}"
-    return f"Strongly, {kind}" if worst <= STRONG else f"Reasonably, {kind}"
-
-
-def is_delta_large(guarantee: Guarantee) -> bool:
-    """Return True if epsilon says little, because delta is large by itself or for so many units."""
-    units = guarantee.units
-    return guarantee.delta > LARGE or (units is not None and large_delta(units, guarantee.delta) is not None)
+    word = "Strongly" if worst <= STRONG else "Reasonably"
+    if worst > REASONABLE or guarantee.doubts():
+        word = "Weakly"
+    alone = any(line.startswith(TAUGHT) for line in guarantee.not_covered)
+    return f"{word}{' for this run alone' if alone else ''}, {kind}"
 
 
 def advice(facts: Facts) -> list[str]:

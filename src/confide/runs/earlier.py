@@ -8,9 +8,9 @@ from weakref import WeakKeyDictionary
 from torch import nn
 
 from confide.models.names import location
+from confide.privacy.strength import TAUGHT
 from confide.utils.rounding import at_most
 
-_BEGINS = "what an earlier run taught the base model"
 _MOVED: WeakKeyDictionary[nn.Module, bytes] = WeakKeyDictionary()
 """Models that a run of this process moves, with the digest of the weights that they had before."""
 
@@ -39,7 +39,7 @@ def earlier_run(model: nn.Module, base: bytes, name: str) -> str | None:
 
 
 def _sentence(which: str) -> str:
-    return f"{_BEGINS} ({which}): where it read text of the same people, what both tell of them adds up"
+    return f"{TAUGHT} ({which}): where it read text of the same people, what both tell of them adds up"
 
 
 def _claim(path: Path) -> str | None:

@@ -96,12 +96,12 @@ class BallsInBins:
     def describe(self) -> str:
         return (
             f"In each {self.bins} steps a unit takes part in one, which it draws uniformly and afresh (balls in bins), "
-            f"for {self.steps} steps{_cut(self.steps, self.bins)}; what one unit does is compared with the same unit "
-            "zeroed out, under Gaussian noise."
+            f"for {self.steps} steps{unfinished(self.steps, self.bins)}; what one unit does is compared with the same "
+            "unit zeroed out, under Gaussian noise."
         )
 
 
-def _cut(steps: int, bins: int) -> str:
+def unfinished(steps: int, bins: int) -> str:
     """Say what a last epoch of fewer steps means, if there is one."""
     rest = steps % bins
     return f", of which the last {rest} are the beginning of an epoch that is not finished" if rest else ""

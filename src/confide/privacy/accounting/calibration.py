@@ -84,11 +84,12 @@ def most_steps(
     epsilon: float,
     delta: float,
     least: int = 1,
+    most: int = MOST_STEPS,
 ) -> int:
-    """Compute the most steps that are (epsilon, delta)-DP at this noise; `MOST_STEPS` if so many or more are.
+    """Compute the most steps that are (epsilon, delta)-DP at this noise; `most` if so many or more are.
 
     Formal guarantee: process(result).curve(noise_multiplier).epsilon(delta) <= epsilon was computed, at the interval of
-    claims, and one step more was found to be above, unless the result is `MOST_STEPS`.
+    claims, and one step more was found to be above, unless the result is `most`.
 
     Args:
         process: the process of so many steps; epsilon does not fall with their number.
@@ -96,6 +97,7 @@ def most_steps(
         epsilon: of the target.
         delta: of the target.
         least: the fewest steps there may be.
+        most: the most that are tried; a process may not allow more.
 
     Raises:
         InputError: not even `least` steps meet the target.
@@ -112,9 +114,9 @@ def most_steps(
             f"privacy.epsilon: at this noise {'one step has' if least == 1 else f'{least} steps have'} epsilon "
             f"{at_most(reached)} already, so no run stays within {at_most(epsilon, 6)}"
         )
-    found = _most(lambda steps: meets(steps, 1e-2), least, least, 1.0, 5e-3)
-    found = _most(lambda steps: meets(steps, 1e-3), found, least, 5e-3, 5e-4)
-    return _most(meets, found, least, 5e-4, 0.0)
+    found = _most(lambda steps: meets(steps, 1e-2), least, least, 1.0, 5e-3, most)
+    found = _most(lambda steps: meets(steps, 1e-3), found, least, 5e-3, 5e-4, most)
+    return _most(meets, found, least, 5e-4, 0.0, most)
 
 
 def least_noise_for_reconstruction(process: DominatingPair, targets: Sequence[tuple[float, float]]) -> float:
@@ -245,7 +247,9 @@ def _narrow(
     return good, bad
 
 
-def _most(meets: Callable[[int], bool], guess: int, least: int, reach: float, tolerance: float) -> int:
+def _most(
+    meets: Callable[[int], bool], guess: int, least: int, reach: float, tolerance: float, most: int
+) -> int:
     """Return steps that meet a target, where about that many more, by the tolerance, or at least one more, do not.
 
     It looks around a guess in steps that double, the first a share `reach` of it, and then halves. `least` steps are
@@ -253,10 +257,10 @@ def _most(meets: Callable[[int], bool], guess: int, least: int, reach: float, to
     """
     step = max(1, round(reach * guess))
     if meets(guess):
-        good, bad = guess, min(guess + step, MOST_STEPS + 1)
-        while bad <= MOST_STEPS and meets(bad):
+        good, bad = guess, min(guess + step, most + 1)
+        while bad <= most and meets(bad):
             step *= 2
-            good, bad = bad, min(bad + step, MOST_STEPS + 1)
+            good, bad = bad, min(bad + step, most + 1)
     else:
         good, bad = max(least, guess - step), guess
         while good > least and not meets(good):

@@ -10,6 +10,7 @@ import numpy as np
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy.special import log_ndtr, ndtr
 
+from confide.privacy.accounting.bins import unfinished
 from confide.privacy.accounting.composing import connected
 from confide.privacy.accounting.curves import Composed, PrivacyProfile
 from confide.privacy.accounting.pairs import FINE, MixtureOfGaussians, check_steps, checked
@@ -134,7 +135,8 @@ class FixedBins:
     def describe(self) -> str:
         return (
             f"In each {self.bins} steps a unit takes part in one, always the same, which it draws uniformly and once "
-            f"(fixed bins), for {self.steps} steps; the noise of a step is taken back in part by later ones; what one "
+            f"(fixed bins), for {self.steps} steps{unfinished(self.steps, self.bins)}; "
+            "the noise of a step is taken back in part by later ones; what one "
             "unit does is compared with the same unit zeroed out, under Gaussian noise. Where the bin counts as "
             f"unknown, divergences are bounded from {DRAWS:,} random draws, and delta includes {CHANCE:g}, the chance "
             "that a bound is too small."

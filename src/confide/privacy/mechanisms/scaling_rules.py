@@ -32,10 +32,10 @@ def scaling_facts(scales: tuple[tuple[str, float], ...], common_tokens: float) -
         yield _multiplied(scales)
     if common_tokens:
         yield (
-            "in steps that clip, the gradient of each token's embedding, and of its row in an output layer of its own, "
-            f"is multiplied before that, in every row of text alike, by (V p)^-{common_tokens!r} if that is below 1: V "
-            "is the number of tokens, and p the probability with which the model expected this one before it saw the "
-            "data, in text that it wrote itself"
+            "in steps that clip, the gradient of each token's embedding, and of its row in an output layer of its own "
+            "if that has as many rows, is multiplied before that, in every row of text alike, by "
+            f"(V p)^-{common_tokens!r} if that is below 1: V is the number of these rows, and p the probability with "
+            "which the model expected this token before it saw the data, in text that it wrote itself"
         )
 
 

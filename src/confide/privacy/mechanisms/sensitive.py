@@ -8,6 +8,7 @@ from confide.config.schema import Policy, Redacted
 from confide.data.shape import Shape
 from confide.privacy.mechanisms.dp_sgd import DPSGD
 from confide.privacy.mechanisms.values import VALUE, Aggregation, ClaimParts, DataNeeds, PrivacyParameters
+from confide.privacy.strength import MISSED
 from confide.sensitive.detectors import asked
 from confide.utils.rounding import at_least
 
@@ -101,8 +102,7 @@ class SensitiveText(DPSGD):
             return ()
         share = "is not claimed" if recall is None else f"is claimed to be {at_least(recall, 6)}"
         return (
-            f"the share of sensitive text that {self._who} {share} (detector.recall: 1.0 claims all), and what is "
-            "missed there is trained on without noise and may be recovered word for word",
+            f"the share of sensitive text that {self._who} {share} (detector.recall: 1.0 claims all), and {MISSED}",
         )
 
     @property

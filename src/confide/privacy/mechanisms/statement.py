@@ -346,10 +346,7 @@ def state_guarantee(
         evidence=("no audit was made yet",),
         estimates=_estimates(setting, parts, published, config),
         secret_targets=parts.secret_targets,
-        epsilons=(
-            *parts.epsilons,
-            *tuning.epsilons(),
-        ),
+        epsilons=(*parts.epsilons, *tuning.epsilons()) if protected else (),
         worlds=parts.worlds if protected else "",
         units=parameters.units if protected and mechanism.adjacency != "add-or-remove" else None,
         closest_secrets=parts.weakest_secrets,

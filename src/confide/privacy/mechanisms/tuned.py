@@ -1,9 +1,11 @@
 """The search for a run's settings, and how it changes the run's process and claim."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from confide.privacy.guarantee import NOT_COVERED, TUNING
+from confide.privacy.strength import LARGE
 from confide.utils.errors import InputError
 from confide.utils.rounding import at_most
 
@@ -144,6 +146,13 @@ class UncountedSweep(SweepAccounting):
 
     def epsilons(self) -> tuple[tuple[str, float], ...]:
         if self.together is None:
-            return ()
+            return ((f"for all {self.runs} runs together, of which one or more protect nobody", math.inf),)
         epsilon, delta = self.together
+        if delta > LARGE:
+            return (
+                (
+                    f"for all {self.runs} runs together: their delta of {at_most(delta, 3)} allows all",
+                    math.inf,
+                ),
+            )
         return ((f"at delta {at_most(delta, 3)} for all {self.runs} runs together, by composition", epsilon),)
