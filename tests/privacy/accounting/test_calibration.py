@@ -178,15 +178,14 @@ def never(steps):
 @pytest.mark.parametrize("guess", [1, 3, 40, 41, 42, 500, 9_999])
 @pytest.mark.parametrize("true", [1, 2, 41, 4_000, 9_999])
 @pytest.mark.parametrize(("reach", "tolerance"), [(1.0, 0.05), (5e-3, 5e-4), (5e-4, 0.0)])
-def test_the_search_for_steps_ends_at_the_last_that_meets(monkeypatch, guess, true, reach, tolerance):
-    monkeypatch.setattr(module, "MOST_STEPS", 9_999)
+def test_the_search_for_steps_ends_at_the_last_that_meets(guess, true, reach, tolerance):
     asked = []
 
     def meets(steps):
         asked.append(steps)
         return steps <= true if 1 <= steps <= 9_999 else never(steps)
 
-    found = module._most(meets, guess, 1, reach, tolerance)
+    found = module._most(meets, guess, 1, reach, tolerance, 9_999)
     assert found <= true <= found * (1 + tolerance) + (tolerance > 0)
     if tolerance == 0:
         assert found == true
@@ -194,7 +193,7 @@ def test_the_search_for_steps_ends_at_the_last_that_meets(monkeypatch, guess, tr
 
 
 def test_the_search_for_steps_bears_a_coarse_grid_on_which_none_meets():
-    assert module._most(lambda steps: False, 40, 8, 0.1, 0.0) == 8
+    assert module._most(lambda steps: False, 40, 8, 0.1, 0.0, 9_999) == 8
 
 
 def test_the_most_steps_are_those_of_a_search_one_by_one():

@@ -248,12 +248,7 @@ def _narrow(
 
 
 def _most(
-    meets: Callable[[int], bool],
-    guess: int,
-    least: int,
-    reach: float,
-    tolerance: float,
-    most: int = MOST_STEPS,
+    meets: Callable[[int], bool], guess: int, least: int, reach: float, tolerance: float, most: int
 ) -> int:
     """Return steps that meet a target, where about that many more, by the tolerance, or at least one more, do not.
 
