@@ -4,6 +4,7 @@ from typing import Any
 
 from confide.cli.show import above, below, number, table
 from confide.privacy.guarantee import Guarantee
+from confide.privacy.strength import LARGE_DELTA
 from confide.utils.rounding import at_least, at_most
 
 _COLUMNS = {
@@ -47,8 +48,9 @@ def plan(found: dict[str, Any]) -> None:
             print(f"  an estimate: {reason}")
         for warning in found["warnings"]:
             print(f"  warning: {warning}")
+        is_told = any(warning.startswith(LARGE_DELTA) for warning in found["warnings"])
         for sentence in Guarantee.from_json(found["guarantee"]).weakness():
-            if sentence not in found["warnings"]:
+            if not (is_told and sentence.startswith(LARGE_DELTA)):
                 print(f"  {sentence}")
         print()
     phases = found.get("stages", [])

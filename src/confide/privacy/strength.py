@@ -22,7 +22,10 @@ TAUGHT = "what an earlier run taught the base model"
 _HARD, _GUESSED = 1e-6, 0.05
 """What no bound should rule in: that a guess of the first chance becomes one of the second."""
 
-WEAK = ("delta = ", "delta is large", "These bounds are weak", "Under other suppositions")
+LARGE_DELTA = "delta is large"
+"""How the warning begins of a delta that is large for so many units."""
+
+WEAK = ("delta = ", LARGE_DELTA, "These bounds are weak", "Under other suppositions")
 """How the sentences of a claim begin that say how little it may be worth."""
 
 
@@ -69,7 +72,7 @@ def large_delta(units: int, delta: float, about: str = "") -> str | None:
         else "so many units, drawn by lot,"
     )
     return (
-        f"delta is large for {about}{units:,} units: their product is {at_most(product, 2)}. A program that gives away "
+        f"{LARGE_DELTA} for {about}{units:,} units: their product is {at_most(product, 2)}. A program that gives away "
         f"all text of {harm} would be within this delta too. A delta of at "
         f"most {at_least(PRODUCT / units, 2)} (privacy.delta) keeps the product at {PRODUCT} or below."
     )

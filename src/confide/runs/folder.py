@@ -208,9 +208,7 @@ class Run:
         return self.ledger_path.exists() or (self.root / "ledger.jsonl").exists()
 
     def bind(self) -> None:
-        """Make the folder this config's own, or refuse if it holds a sweep, another run's steps, or a release alone."""
-        if is_sweep(self.root):
-            raise InputError(f"{self.root} holds a sweep of `confide tune`: choose another `run` folder")
+        """Make the folder this config's own, or refuse if it holds another run's steps, or a release alone."""
         if self.release.exists() and not self.ledger_path.exists():
             raise InputError(
                 f"{self.folder} holds a release and no ledger of its run: a new run here would replace it, and would "

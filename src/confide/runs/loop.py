@@ -17,7 +17,7 @@ from confide.privacy.sampling import Draw, StopTraining
 from confide.randomness.streams import generator
 from confide.runs import histograms, telling
 from confide.runs.earlier import note
-from confide.runs.folder import Run
+from confide.runs.folder import Run, is_sweep
 from confide.runs.job import Job
 from confide.runs.provenance import code_version
 from confide.runs.release import release
@@ -76,6 +76,8 @@ def opened(
     Args:
         job: what the run resolved to earlier in this process, before its model was trained.
     """
+    if is_sweep(run.root):
+        raise InputError(f"{run.root} holds a sweep of `confide tune`: choose another `run` folder")
     with run.locked():
         run.bind()
         job = job or Job.of(run, console, ranks)
