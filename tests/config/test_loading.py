@@ -212,6 +212,7 @@ def test_adafactor_needs_whole_parameters():
         "train.betas=[0.9]": "train.betas: is not valid, must be a list of two numbers",
         'privacy.epsilon="8"': "must be a number above 0 or null; write 8, without quotes",
         "train.steps=1e3": "1000.0 is not valid, must be a whole number at least 1; write 1000",
+        "privacy.epsilon=-3.0": "-3.0 is not valid, must be a number above 0 or null$",
         "train.steps=3.5": "3.5 is not valid, must be a whole number at least 1$",
         "data.eval=10%": "'10%' is not valid, .*; write 0.1, without quotes",
         "data.eval=0,1": "'0,1' is not valid, .*; write 0.1, without quotes",
@@ -225,4 +226,5 @@ def test_a_fault_says_what_was_probably_meant(override, said, tmp_path):
 
 
 def test_a_held_out_file_may_have_a_number_for_a_name(tmp_path):
-    assert configs.load(write(tmp_path, GOOD), ["data.eval=2024.jsonl"]).data.eval == "2024.jsonl"
+    for name in ("2024.jsonl", "'2024'"):
+        assert configs.load(write(tmp_path, GOOD), [f"data.eval={name}"]).data.eval == name.strip("'")

@@ -29,7 +29,7 @@ Source = Annotated[str, AfterValidator(_without_secret)]
 
 def _no_share(source: str) -> str:
     """Refuse what was meant as a share, and would be looked for as a file."""
-    if re.fullmatch(r"\s*[\d.,]+\s*%?\s*", source):
+    if re.fullmatch(r"\s*(\d*[.,]?\d+\s*%|0?[.,]\d+)\s*", source):
         raise ValueError("a share or a source")
     return source
 

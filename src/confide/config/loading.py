@@ -132,16 +132,7 @@ def _apply(raw: dict[str, Any], override: str) -> None:
     place[last] = value
 
 
-_SIGNS = (
-    "*",
-    "&",
-    "!",
-    "@",
-    "`",
-    "%",
-    "|",
-    ">",
-)  # they mean something else in YAML where text begins with them
+_SIGNS = frozenset("*&!@`%|>")  # they mean something else in YAML where text begins with them
 
 
 def parsed(text: str, where: str) -> Any:
@@ -253,7 +244,7 @@ def _sentence(key: str, detail: ErrorDetails, schema: type[Config]) -> str:
     if isinstance(value, str) and "a list of text" in text:
         hint = f"; of one, [{yaml_text.shown(value)}]"
     elif "number" in text:
-        hint = _number_meant(value)
+        hint = _number_meant(value, is_whole="whole number" in text)
     options = _options(key, schema)
     if key in _REGISTERED:
         text = "one of " + ", ".join(options)
@@ -263,9 +254,9 @@ def _sentence(key: str, detail: ErrorDetails, schema: type[Config]) -> str:
     return f"{key}:{shown} is not valid, must be {text}{hint}"
 
 
-def _number_meant(value: Any) -> str:
+def _number_meant(value: Any, is_whole: bool) -> str:
     """Return a hint for what was meant as a number, and is text or has a decimal point."""
-    if isinstance(value, float) and value.is_integer():
+    if is_whole and isinstance(value, float) and value.is_integer():
         return f"; write {value:.0f}"
     if not isinstance(value, str):
         return ""
