@@ -66,8 +66,9 @@ def audit(
     else:
         run = Run.load(runs[0], twin)
         found = audit_run(run, Console(), options).to_json()
-        page = None if twin or not run.release.is_dir() else report_of(run)
-        if not as_json and not twin and not run.release.is_dir():
+        released = run.release.is_dir()
+        page = report_of(run) if released and not twin else None
+        if not as_json and not twin and not released:
             print(f"{run.root}: nothing is released yet; this is of its model after step {found['steps']}")
     print_json(found) if as_json else show.audited(found)
     if page is not None and not as_json:

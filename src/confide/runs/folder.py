@@ -29,6 +29,7 @@ from confide.randomness.seal import Broken, Seal
 from confide.randomness.streams import RunKey
 from confide.runs.checkpoints import Checkpoints, removed_on_error
 from confide.runs.given import Given
+from confide.runs.records import RECORD
 from confide.utils.errors import InputError
 from confide.utils.files import close_to_others, private_files, write_text
 
@@ -55,7 +56,7 @@ _FIRST: dict[tuple[str, ...], str] = {("train", "optimizer"): "adamw"}
 
 # Files that mark a folder as a run's: the first of these is written before anything else. A config or a folder of data
 # may be the user's own.
-_OWN = (".lock", "key", "ledger.jsonl", "data/prepared.json")
+_OWN = (".lock", "key", "ledger.jsonl", f"data/{RECORD}")
 
 
 def _is_marked(folder: Path) -> bool:

@@ -149,10 +149,6 @@ class UncountedSweep(SweepAccounting):
             return ((f"for all {self.runs} runs together, of which one or more protect nobody", math.inf),)
         epsilon, delta = self.together
         if delta > LARGE:
-            return (
-                (
-                    f"for all {self.runs} runs together: their delta of {at_most(delta, 3)} allows all",
-                    math.inf,
-                ),
-            )
+            said = f"for all {self.runs} runs together: their delta of {at_most(delta, 3)} allows all"
+            return ((said, math.inf),)
         return ((f"at delta {at_most(delta, 3)} for all {self.runs} runs together, by composition", epsilon),)
