@@ -13,7 +13,7 @@ from scipy.special import logsumexp
 
 from confide.privacy.accounting import MixtureOfGaussians
 from confide.privacy.accounting.curves import group
-from studies.runner.findings import Finding
+from studies.runner.findings import ABOVE, Finding
 from studies.runner.rows import number, version
 from studies.runner.study import Row, Scale, Study, Table, Work
 
@@ -122,6 +122,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
         words = (f" from epsilon {low:g}" if low else "") + words
         if own := [slope for end, slope in steps if low < end <= high]:
             found.append(_linear(words, own))
+    found += _of_black_box(of_mixture, of_black_box)
     groups = sorted({size for each in of_black_box.values() for size in each})
     found.append(
         Finding(
@@ -160,6 +161,57 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
             over="samples",
         )
     )
+    return found
+
+
+def _of_black_box(
+    of_mixture: Mapping[float, Mapping[int, float]], of_black_box: Mapping[float, Mapping[int, float]]
+) -> list[Finding]:
+    """Judge how the black box compares: only where it is finite, and a user has more than one row."""
+    finite = {
+        noise: {size: epsilon for size, epsilon in epsilons.items() if math.isfinite(epsilon)}
+        for noise, epsilons in of_black_box.items()
+    }
+    ratios = [
+        epsilon / of_mixture[noise][size]
+        for noise, epsilons in finite.items()
+        for size, epsilon in epsilons.items()
+        if size > 1
+    ]
+    growth = [
+        after - before
+        for epsilons in finite.values()
+        for (_, before), (_, after) in pairwise(slopes(epsilons))
+    ]
+    found = []
+    if ratios:
+        found.append(
+            Finding(
+                "The mixture of Gaussians has a smaller epsilon than the black box.",
+                "Figure 1",
+                "epsilon of the black box as a multiple of that of the mixture, from the least to the largest, "
+                "wherever it is finite and a user has several rows",
+                (min(ratios), max(ratios)),
+                low=1 + ABOVE,
+                is_exact=True,
+                unit="times",
+                is_late=True,
+            )
+        )
+    if growth:
+        found.append(
+            Finding(
+                "Epsilon of the black box grows faster and faster with a user's rows.",
+                "Figure 1",
+                "log of epsilon against log of the rows: the slope of a doubling less that of the doubling before, "
+                "from the least to the largest; exponential growth has slopes that rise",
+                (min(growth), max(growth)),
+                low=ABOVE,
+                is_exact=True,
+                unit="slope",
+                is_late=True,
+            )
+        )
     return found
 
 

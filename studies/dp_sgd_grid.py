@@ -11,7 +11,7 @@ from confide.config.loading import check
 from confide.runs.folder import Run
 from confide.runs.job import Job
 from studies.runner import users
-from studies.runner.findings import MARGIN, Finding, paired, slopes
+from studies.runner.findings import ABOVE, MARGIN, Finding, paired, slopes
 from studies.runner.grid import NOTHING, Arm, Grid, Keys, nested
 from studies.runner.models import stories
 from studies.runner.study import Row, Scale, Study, Table, Work
@@ -161,8 +161,25 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
             unit="nats a factor e",
         )
     )
-    found.append(_alike(rows, epochs[-1], batches))
+    found += [_interaction(rows, epochs, batches), _alike(rows, epochs[-1], batches)]
     return found
+
+
+def _interaction(rows: Sequence[Row], epochs: Sequence[float], batches: Sequence[float]) -> Finding:
+    """Judge that what more epochs gain depends on the batch: by the smallest and the largest of both."""
+    of = [
+        paired(*(_at(rows, each, batch) for each in (epochs[0], epochs[-1])))
+        for batch in (batches[0], batches[-1])
+    ]
+    return Finding(
+        "Batch and epochs interact: more epochs gain more with larger batches.",
+        "Appendix A.2",
+        f"what {_passes(int(epochs[-1]))} gain over {_passes(int(epochs[0]))} in loss, with {batches[-1]:,} rows a "
+        f"step less with {batches[0]:,}; the paper names no direction",
+        tuple(large - small for small, large in zip(*of, strict=True)),
+        low=ABOVE,
+        is_late=True,
+    )
 
 
 def _over_epochs(rows: Sequence[Row], epochs: Sequence[float], batch: float) -> dict[int, float]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -20,9 +19,31 @@ from typing import Any
 from confide.utils.chart import Panel, panels_svg
 from confide.utils.files import write_text
 from confide.utils.rounding import at_most
+from studies.parts.exposed_numbers import (
+    ARMS,
+    CAUGHT,
+    CHANCE,
+    CRT,
+    DPSGD,
+    JFT,
+    JFT_MISSED,
+    LIGHT,
+    MISSED,
+    NONE,
+    ONLY,
+    RECALLS,
+    REDACTED,
+    REDACTED_MISSED,
+    SHOWN,
+    TEN,
+    TIMES,
+    findings,
+    recall_field,
+    with_recall,
+)
 from studies.runner import twice
 from studies.runner.course import TEMPLATE, Course, courses_of, numbers_of
-from studies.runner.findings import MARGIN, Finding, interval, paired
+from studies.runner.findings import interval
 from studies.runner.grid import Keys, nested
 from studies.runner.marked import marked
 from studies.runner.models import stories
@@ -31,77 +52,6 @@ from studies.runner.texts import TEXTS, spread
 from studies.runner.twice import ENTITIES, EPSILON
 from studies.runner.users import texts_of
 
-EXPOSED = 3.0
-"""Bits: the paper calls a lower exposure not extractable (section A.5)."""
-
-CHANCE = 1 / math.log(2)
-"""Bits: the mean exposure of a random number is below this in any model that does not depend on it."""
-
-NONE, DPSGD, CRT = "no DP", "DP-SGD", "CRT, missed"
-REDACTED, REDACTED_MISSED = "redacted, caught", "redacted, missed"
-JFT, JFT_MISSED, LIGHT = "JFT, caught", "JFT, missed", "JFT + light noise, missed"
-TIMES = (1, 10, 100)
-RECALLS = (1.0, 0.6, 0.4, 0.0)
-TEN = 10  # numbers of Figure 4
-_CAUGHT, _MISSED = "caught", "missed"  # fields of spans
-_PRIVATE: Keys = {"privacy.epsilon": EPSILON, "privacy.delta": 1e-5}
-_LIGHT: Keys = {
-    "redacted.mode": "light-noise",
-    "redacted.epsilon": EPSILON / 3,
-    "redacted.missing_rate": [0.02, 0.05],  # of words: the numbers that are missed are 2.5% to 3.6% of all
-}
-
-
-def _field(share: float) -> str:
-    """Return the field of spans of a detector that catches a share of the ten numbers."""
-    return f"recall {share:g}"
-
-
-def with_recall(recall: float) -> str:
-    """Return the name of the arm whose detector catches a share of the ten numbers, which are all that is sensitive."""
-    return f"JFT, {_field(recall)}"
-
-
-ONLY_NONE, ONLY_DPSGD, ONLY_LIGHT = (
-    f"{name}, only numbers sensitive" for name in ("no DP", "DP-SGD", "JFT + light noise")
-)
-_SAID: Mapping[str, str] = {
-    DPSGD: "DP-SGD",
-    CRT: "CRT, where the detector misses it",
-    REDACTED: "redaction that catches it",
-    JFT: "JFT, where the detector catches it",
-    LIGHT: "JFT and light noise, where the detector misses it",
-}
-_SHOWN: Mapping[str, str] = {
-    ONLY_NONE: "no DP",
-    ONLY_DPSGD: "DP-SGD",
-    ONLY_LIGHT: f"JFT + light noise, {_field(0.4)}",
-}
-"""How arms of Figure 4 are called where it is said already that only the numbers are sensitive."""
-
-ARMS: Mapping[str, Keys] = {
-    NONE: {"privacy.mechanism": "none"},
-    DPSGD: {"privacy.mechanism": "dp-sgd", **_PRIVATE},
-    CRT: {"privacy.mechanism": "crt", "detector.spans": _MISSED, **_PRIVATE},
-    REDACTED: {"privacy.mechanism": "redacted", "detector.spans": _CAUGHT},
-    REDACTED_MISSED: {"privacy.mechanism": "redacted", "detector.spans": _MISSED},
-    JFT: {"privacy.mechanism": "selective", "detector.spans": _CAUGHT, **_PRIVATE},
-    JFT_MISSED: {"privacy.mechanism": "selective", "detector.spans": _MISSED, **_PRIVATE},
-    LIGHT: {"privacy.mechanism": "selective", "detector.spans": _MISSED, **_PRIVATE, **_LIGHT},
-}
-ONLY: Mapping[str, Keys] = {
-    ONLY_NONE: {"privacy.mechanism": "none"},
-    ONLY_DPSGD: {"privacy.mechanism": "dp-sgd", **_PRIVATE},
-    **{
-        with_recall(recall): {
-            "privacy.mechanism": "selective",
-            "detector.spans": _field(recall),
-            **_PRIVATE,
-        }
-        for recall in RECALLS
-    },
-    ONLY_LIGHT: {"privacy.mechanism": "selective", "detector.spans": _field(0.4), **_PRIVATE, **_LIGHT},
-}
 _SMALL: dict[str, Any] = {
     "texts": ("articles", "dialogues"),
     "documents": 100,
@@ -191,16 +141,16 @@ def planted(
     """Write some documents of a text, numbers planted in documents of their own, and the spans of every detector."""
     lines, every = [], source.read_text("utf-8").splitlines()
     for document in map(json.loads, every if documents is None else spread(every, documents)):
-        fields = {_CAUGHT: document[ENTITIES], _MISSED: document[ENTITIES]}
-        lines.append({"text": document["text"], **fields, **{_field(recall): [] for recall in RECALLS}})
+        fields = {CAUGHT: document[ENTITIES], MISSED: document[ENTITIES]}
+        lines.append({"text": document["text"], **fields, **{recall_field(recall): [] for recall in RECALLS}})
     for times, numbers in groups:
         for place, number in enumerate(numbers):
             text, start = TEMPLATE.format(number), TEMPLATE.index("{")
             span = [[start, start + len(number), "NUMBER"]]
-            shares = {_field(recall): span if is_caught(place, recall) else [] for recall in RECALLS}
-            lines += [{"text": text, _CAUGHT: span, _MISSED: [], **shares}] * times
+            shares = {recall_field(recall): span if is_caught(place, recall) else [] for recall in RECALLS}
+            lines += [{"text": text, CAUGHT: span, MISSED: [], **shares}] * times
     # A detector that catches none of the numbers must find something, or the run is refused.
-    everything = [_CAUGHT, _MISSED, *map(_field, RECALLS)]
+    everything = [CAUGHT, MISSED, *map(recall_field, RECALLS)]
     lines.append({"text": "One word is marked.", **{key: [[12, 18, "WORD"]] for key in everything}})
     write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
     return path
@@ -209,170 +159,6 @@ def planted(
 def is_caught(place: int, recall: float) -> bool:
     """Tell whether a detector catches this one of the ten numbers."""
     return place < round(recall * TEN)
-
-
-# what was found ------------------------------------------------------------------------------------------------
-def last(rows: Sequence[Row], text: str, arm: str, times: int | None, column: str) -> dict[int, float]:
-    """Return a column after the last step, by run key.
-
-    Args:
-        times: how often the numbers stand; None for those of Figure 4.
-    """
-    own = [row for row in rows if (row["text"], row["arm"]) == (text, arm) and times in (None, row["times"])]
-    steps = max((row["step"] for row in own), default=0)
-    return {row["key"]: row[column] for row in own if row["step"] == steps}
-
-
-def learnt(rows: Sequence[Row], text: str, arm: str, times: int | None) -> bool:
-    """Tell whether this training without privacy exposes the numbers: if not, there is nothing to hide."""
-    found = last(rows, text, arm, times, "exposure").values()
-    return bool(found) and sum(found) / len(found) >= EXPOSED
-
-
-def findings(rows: Sequence[Row]) -> list[Finding]:
-    return [
-        finding
-        for text in texts_of(rows)
-        for finding in (
-            *_exposures(rows, text),
-            *_missed(rows, text),
-            *_utility(rows, text),
-            *_ten(rows, text),
-        )
-        if finding.values  # an arm may be left out
-    ]
-
-
-def _is_papers(rows: Sequence[Row], text: str) -> bool:
-    """Tell whether the ten numbers stand once, as in Figure 4."""
-    return {row["times"] for row in rows if (row["text"], row["arm"]) == (text, ONLY_NONE)} == {1}
-
-
-def _exposures(rows: Sequence[Row], text: str) -> Iterator[Finding]:
-    for times in TIMES[1:]:
-        yield Finding(
-            f"Without privacy, a number that stands {times} times is exposed ({text}).",
-            "Figure 2",
-            f"mean exposure at the end; from {EXPOSED:g} bits on counts as exposed",
-            tuple(last(rows, text, NONE, times, "exposure").values()),
-            low=EXPOSED,
-            unit="bits",
-            is_beyond=times != TIMES[1],
-        )
-        for arm in (DPSGD, CRT, REDACTED, JFT, LIGHT) if learnt(rows, text, NONE, times) else ():
-            yield Finding(
-                f"With {_SAID[arm]}, a number that stands {times} times is not exposed ({text}).",
-                "Figure 2",
-                f"mean exposure at the end; up to {EXPOSED:g} bits counts as not exposed",
-                tuple(last(rows, text, arm, times, "exposure").values()),
-                high=EXPOSED,
-                family=f"{text}, {times} times",
-                unit="bits",
-                is_beyond=times != TIMES[1],
-            )
-    once = {arm: found for arm in ARMS if (found := last(rows, text, arm, 1, "exposure"))}
-    if not once:
-        return
-    # The arm is chosen by its mean over run keys: the greatest of all arms at each key would lean upward.
-    most = max(once, key=lambda arm: mean(once[arm].values()))
-    yield Finding(
-        f"A number that stands once is not exposed by any training ({text}).",
-        "Figure 3",
-        f"mean exposure at the end, in the training where it is greatest: {most}; up to {EXPOSED:g} bits counts as "
-        "not exposed",
-        tuple(once[most].values()),
-        high=EXPOSED,
-        unit="bits",
-    )
-    yield Finding(
-        f"CRT learns a number that stands once, where the detector misses it ({text}).",
-        "Figure 3",
-        f"mean exposure at the end; a model that does not depend on random numbers has {CHANCE:.2f} bits at most",
-        tuple(once.get(CRT, {}).values()),
-        low=CHANCE,
-        unit="bits",
-        is_beyond=True,
-    )
-
-
-def _missed(rows: Sequence[Row], text: str) -> Iterator[Finding]:
-    for times in (each for each in TIMES[1:] if learnt(rows, text, NONE, each)):
-        for missed, caught in ((REDACTED_MISSED, REDACTED), (JFT_MISSED, JFT)):
-            name = {REDACTED: "redaction", JFT: "JFT"}[caught]
-            yield Finding(
-                f"With {name}, numbers that the detector misses are exposed more than caught ones, {times} times "
-                f"({text}).",
-                "Figure 2",
-                "mean exposure missed less caught, in bits",
-                paired(*(last(rows, text, arm, times, "exposure") for arm in (missed, caught))),
-                low=0.0,
-                family=f"{text}, missed",
-                unit="bits",
-                is_beyond=times != TIMES[1],
-            )
-        yield Finding(
-            f"Light noise exposes missed numbers less, {times} times ({text}).",
-            "Figure 2",
-            "mean exposure of JFT with light noise less that without, in bits; the detector misses the numbers",
-            paired(*(last(rows, text, arm, times, "exposure") for arm in (LIGHT, JFT_MISSED))),
-            high=0.0,
-            family=f"{text}, light noise",
-            unit="bits",
-            is_beyond=times != TIMES[1],
-        )
-
-
-def _utility(rows: Sequence[Row], text: str) -> Iterator[Finding]:
-    for one, other in ((JFT, DPSGD), (JFT, REDACTED), (LIGHT, DPSGD), (LIGHT, CRT), (ONLY_LIGHT, ONLY_DPSGD)):
-        is_only = one == ONLY_LIGHT
-        names = [_SHOWN.get(arm, arm) for arm in (one, other)]
-        yield Finding(
-            f"{names[0]}: better perplexity than {names[1]}{', if ten numbers are all that is sensitive' * is_only} "
-            f"({text}).",
-            "Figure 4" if is_only else "Figure 2",
-            f"loss at the end less that of {names[1]}",
-            paired(*(last(rows, text, arm, None if is_only else 1, "loss") for arm in (one, other))),
-            high=-MARGIN,
-            family=f"{text}, utility",
-            # The paper's redacted model has other steps: "similar exposure", not equal steps.
-            is_beyond=other == REDACTED or (is_only and not _is_papers(rows, text)),
-        )
-
-
-def _ten(rows: Sequence[Row], text: str) -> Iterator[Finding]:
-    """Judge Figure 4. The paper plants each of ten numbers once, and finds them at chance without privacy, too."""
-    yield Finding(
-        f"Without privacy, the ten numbers are exposed ({text}).",
-        "Figure 4",
-        f"mean exposure at the end; from {EXPOSED:g} bits on counts as exposed",
-        tuple(last(rows, text, ONLY_NONE, None, "exposure").values()),
-        low=EXPOSED,
-        unit="bits",
-        is_beyond=True,
-    )
-    if not learnt(rows, text, ONLY_NONE, None):
-        return
-    is_beyond = not _is_papers(rows, text)
-    for high, low in pairwise(RECALLS):
-        yield Finding(
-            f"A detector of recall {high:g} exposes ten numbers less than one of {low:g} ({text}).",
-            "Figure 4",
-            "mean exposure with the higher recall less that with the lower, in bits",
-            paired(*(last(rows, text, with_recall(each), None, "exposure") for each in (high, low))),
-            high=0.0,
-            family=f"{text}, recall",
-            unit="bits",
-            is_beyond=is_beyond,
-        )
-    yield Finding(
-        f"JFT and light noise hide ten numbers of which the detector misses six ({text}).",
-        "Figure 4",
-        f"mean exposure at the end; up to {EXPOSED:g} bits counts as hidden",
-        tuple(last(rows, text, ONLY_LIGHT, None, "exposure").values()),
-        high=EXPOSED,
-        unit="bits",
-        is_beyond=is_beyond,
-    )
 
 
 # as pictures and tables ----------------------------------------------------------------------------------------
@@ -408,7 +194,7 @@ def tables(rows: Sequence[Row]) -> list[Table]:
             reads = min(row["reads"] for row in own if row["step"] == steps[-1])
             but_for = _OF_CRT * any(row["arm"] == CRT for row in own)
             cells = [
-                [_SHOWN.get(arm, arm), *(_looked(own, arm, step) for step in steps)]
+                [SHOWN.get(arm, arm), *(_looked(own, arm, step) for step in steps)]
                 for arm in dict.fromkeys(row["arm"] for row in own)
             ]
             note = (
@@ -443,7 +229,7 @@ def _by_detector(arms: Iterable[str]) -> dict[str, list[str]]:
         if arm in ONLY:
             which = "by recall" if "recall" in arm else "others"
         else:
-            which = "missed" if _MISSED in arm else "none missed"
+            which = "missed" if MISSED in arm else "none missed"
         found.setdefault(which, []).append(arm)
     return found
 

@@ -301,16 +301,20 @@ def _of_small_noise(rows: Sequence[Row], noise: float, most: int, prefix: int) -
 
 def _of_large_noise(rows: Sequence[Row], noise: float, most: int, prefix: int) -> list[Finding]:
     told = at_least(noise, 3)
-    return [
+    read, not_read = shares(rows, noise, most, prefix), shares(rows, noise, 0, prefix)
+    remaining = [
         Finding(
             f"With noise of {told} what is given back is mostly not learnt from the passages ({most} copies).",
             "section 5.2",
-            f"share of passages less that of passages not read; up to {LITTLE} counts as none",
-            tuple(learnt(rows, noise, most, prefix).values()),
-            high=LITTLE,
+            "share of passages not read that is given back, less half of that of passages read",
+            tuple(not_read[key] - read[key] / 2 for key in sorted(read)),
+            low=0.0,
             family="what remains",
             unit="share",
-        ),
+        )
+    ]
+    # Where nothing is given back, there is nothing that could be learnt or not.
+    return remaining * (mean(read.values()) >= LITTLE) + [
         Finding(
             f"With noise of {told} some text is still given back ({most} copies).",
             "section 5.2",

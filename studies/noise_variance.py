@@ -26,6 +26,7 @@ from studies.runner.study import Plot, Row, Scale, Study, Table, Work
 
 N, K, STEPS, DELTA, NORM = 1024, 32, 1000, 1e-6, 10.0
 COHORTS = (4, 32, 256)  # M, users expected a step
+IN_USE = (2, 8, K)  # G, rows of a user from which ELS may draw
 ALIKE, ORTHOGONAL = "gradients alike", "gradients orthogonal"
 NORMS: Mapping[str, Callable[[int], float]] = {ALIKE: lambda k: NORM, ORTHOGONAL: lambda k: NORM / k**0.5}
 
@@ -97,6 +98,7 @@ def measure(work: Work) -> list[Row]:
     for epsilon in size["epsilons"]:
         work.console.say(f"noise variance at epsilon {at_most(epsilon, 6)}")
         rows += [columns | row for budget in size["budgets"] for row in variances(epsilon, budget)]
+        rows += [columns | row for budget in size["budgets"][::3] for row in by_rows_in_use(epsilon, budget)]
     for grid, cases in ((USUAL, usual()), (EXTREME, extreme())):
         work.console.say(f"Conjecture 1, {grid} deltas")
         rows += [columns | row for row in looked_at(grid, list(cases)[: size["points"]])]
@@ -116,6 +118,17 @@ def variances(epsilon: float, budget: float) -> list[Row]:
                 uls = noise_variance(noise, norm(int(budget // n)), n)
                 found.append(common | {"method": "ULS", "gradients": name, "n": n, "value": uls})
     return found
+
+
+def by_rows_in_use(epsilon: float, budget: float) -> list[Row]:
+    """Of ELS alone, by how many rows of each user it may draw from."""
+    target = Target(epsilon, DELTA, STEPS, N)
+    return [
+        {"what": "rows in use", "epsilon": epsilon, "budget": budget, "group_size": group_size}
+        | {"value": noise_variance(target.els_noise(budget, group_size, N * group_size), NORM, budget)}
+        for group_size in IN_USE
+        if budget <= N * group_size
+    ]
 
 
 def looked_at(grid: str, cases: Sequence[Case]) -> list[Row]:
@@ -238,7 +251,32 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
             unit="times",
         )
     )
-    return found + _of_conjecture(rows)
+    return found + _of_rows_in_use(rows) + _of_conjecture(rows)
+
+
+def _of_rows_in_use(rows: Sequence[Row]) -> list[Finding]:
+    """Judge that it hardly matters how many rows of a user ELS may draw from, if all steps have as many."""
+    of: dict[tuple[float, float], dict[int, float]] = {}
+    for row in rows:
+        if row["what"] == "rows in use":
+            of.setdefault((row["epsilon"], row["budget"]), {})[row["group_size"]] = row["value"]
+    ratios = [own[size] / own[K] for own in of.values() for size in own if size < K]
+    if not ratios:
+        return []
+    return [
+        Finding(
+            "How many rows of each user ELS may draw from has almost no impact on its noise variance.",
+            "Appendix C",
+            f"variance with fewer rows in use as a multiple of that with all {K}, from the least to the largest over "
+            "all epsilons and budgets; up to a tenth counts as almost none, by our choice",
+            (min(ratios), max(ratios)),
+            low=0.9,
+            high=1.1,
+            is_exact=True,
+            unit="times",
+            is_late=True,
+        )
+    ]
 
 
 def _of_conjecture(rows: Sequence[Row]) -> list[Finding]:

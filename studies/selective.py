@@ -274,8 +274,9 @@ STUDY = Study(
     tables=tables,
     minutes=55,
     deviations=twice.DEVIATIONS
-    + " Not judged: that a redacted model is worse than the one that it starts from (section 6.1). GPT-2 starts at a "
-    "perplexity of 30; stories260K at 140, where training on any part of the text helps.",
+    + " Not judged: that a redacted model is worse than the one that it starts from, and that its private phase gains "
+    "more than DP-SGD does (section 6.1). GPT-2 starts at a perplexity of 30; stories260K at 140, where training on "
+    "any part of the text helps.",
     reads=twice.READS,
     texts=_SMALL["texts"],
     lacks={"Table 6": "classification"},

@@ -10,7 +10,7 @@ from typing import Any
 from confide.sensitive.redaction.screening import Marks
 from confide.utils.rounding import at_least
 from studies.runner import twice
-from studies.runner.findings import MARGIN, Finding
+from studies.runner.findings import ABOVE, MARGIN, Finding
 from studies.runner.grid import NOTHING, TRIAL, Arm, Keys
 from studies.runner.missed import FOUND, TRUTH, first, recall, screened, with_misses
 from studies.runner.models import stories
@@ -199,6 +199,17 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
                 is_exact=True,
                 unit="epsilon",
                 is_beyond=True,
+            )
+        )
+        found.append(
+            Finding(
+                f"More light noise than needed costs perplexity ({text}).",
+                "Table 3",
+                f"loss of {CONSERVATIVE} less that of {LIGHT}",
+                twice.gap(rows, text, CONSERVATIVE, LIGHT),
+                low=ABOVE,
+                family="conservative",
+                is_late=True,
             )
         )
         for one, other, claim in (

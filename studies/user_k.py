@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from studies.runner import users
-from studies.runner.findings import Finding, paired, pooled, sloped, slopes
+from studies.runner.findings import ABOVE, Finding, paired, pooled, sloped, slopes
 from studies.runner.grid import Grid
 from studies.runner.models import stories
 from studies.runner.study import Row, Scale, Study, Table, Work
@@ -123,17 +124,43 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
                     **bound,
                 )
             )
-        if len(ks) > 2:
+        found += _shifts(rows, text)
+        for epsilon in epsilons if len(ks) > 2 else ():
             found.append(
                 Finding(
-                    f"At epsilon {target(least)} and as many users a step, each further row adds less ({text}).",
+                    f"At epsilon {target(epsilon)} and as many users a step, each further row adds less ({text}).",
                     "Table 5",
                     f"the gain in loss a row from k = {ks[0]} to {ks[1]} less that from {ks[-2]} to {ks[-1]}",
-                    _diminishing(rows, text, least, ks),
+                    _diminishing(rows, text, epsilon, ks),
                     low=0.0,
+                    family="" if epsilon == least else f"{text}, further rows",
+                    is_late=epsilon != least,
                 )
             )
     return found
+
+
+def _shifts(rows: Sequence[Row], text: str) -> list[Finding]:
+    """Judge that the number of rows which is best for group privacy grows with epsilon."""
+    ks = users.values(rows, K)
+    along = [math.log(k) for k in ks]
+    of = {
+        epsilon: slopes(along, [_of_k(rows, text, GROUP, epsilon, k) for k in ks])
+        for epsilon in users.values(rows, EPSILON)
+    }
+    return [
+        Finding(
+            f"Under group privacy, epsilon {target(more)} favours more rows of each user than {target(less)} ({text}).",
+            "Table 3",
+            f"slope of the loss in the logarithm of k: at epsilon {target(less)} less that at {target(more)}",
+            tuple(a - b for a, b in zip(of[less], of[more], strict=True)),
+            low=ABOVE,
+            family=f"{text}, shifts",
+            unit="nats a factor e",
+            is_late=True,
+        )
+        for less, more in pairwise(of)
+    ]
 
 
 def _sloped(

@@ -204,6 +204,32 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
                     )
                 )
             found.append(_mechanisms(rows, text, epsilon))
+    return found + _more_on_mail(rows, rules)
+
+
+def _more_on_mail(rows: Sequence[Row], rules: Sequence[str]) -> list[Finding]:
+    """Judge that it matters more on mail than on books which rows are taken."""
+    mail, *books = users.texts_of(rows)
+    found = []
+    for epsilon in users.values(rows, EPSILON) if books else ():
+        of = []
+        for text in (mail, books[0]):
+            losses = [users.at(rows, text, name(GROUP, rule), epsilon) for rule in rules]
+            of.append(
+                [max(each[key] for each in losses) - min(each[key] for each in losses) for key in losses[0]]
+            )
+        found.append(
+            Finding(
+                f"Under group privacy at epsilon {target(epsilon)}, it matters more on {mail} than on {books[0]} which "
+                "rows are taken.",
+                "section 4.1",
+                f"loss of the worst rule less that of the best, on {mail} less on {books[0]}",
+                tuple(a - b for a, b in zip(*of, strict=True)),
+                low=ABOVE,
+                family="more on mail",
+                is_late=True,
+            )
+        )
     return found
 
 

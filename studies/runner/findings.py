@@ -55,10 +55,12 @@ class Finding:
         is_exact: the statistic is computed from a formula, so its interval is the value itself.
         unit: `nats` are shown as a change of the perplexity; everything else as it is.
         over: what there is one value for.
+        of: how many statistics this is the greatest or the least of. Its interval is widened for all of them.
         pooled: the mean's standard error, if more than `values` tell of it.
         is_beyond: the paper does not make the claim; `place` says what it adds to.
         is_check: nobody would doubt the claim, or the construction of the study makes it true. If it does not hold,
             the study is at fault, or too small to say anything. It is shown, and not counted as a finding.
+        is_late: the claim was written when its figures were known. Pages mark it.
     """
 
     claim: str
@@ -71,9 +73,11 @@ class Finding:
     is_exact: bool = False
     unit: str = "nats"
     over: str = RUN_KEYS
+    of: int = 1
     pooled: Pooled | None = None
     is_beyond: bool = False
     is_check: bool = False
+    is_late: bool = False
 
     def interval(self, confidence: float = CONFIDENCE) -> tuple[float, float]:
         """Return the interval of the mean by Student's t; without limits if there is only one value."""
@@ -209,7 +213,7 @@ def _confidences(family: Sequence[Finding]) -> list[tuple[Finding, float]]:
     found = [(each, CONFIDENCE) for each in family if each.is_exact]
     left, is_over = len(order), False
     for each in order:
-        alpha = (1 - CONFIDENCE) / left
+        alpha = (1 - CONFIDENCE) / left / each.of
         found.append((each, 1 - alpha))
         is_over = is_over or each.doubt() > alpha
         if not is_over:

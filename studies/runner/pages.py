@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from confide.utils.files import write_text
+from confide.utils.rounding import at_least
 from studies.registry import names, study
 from studies.runner import register, store
-from studies.runner.findings import NOT_REPRODUCED, REPRODUCED, RUN_KEYS, UNDECIDED
+from studies.runner.findings import CONFIDENCE, NOT_REPRODUCED, REPRODUCED, RUN_KEYS, UNDECIDED
 from studies.runner.grid import TRIAL
 from studies.runner.study import Row, Scale, Study
 from studies.runner.tables import percent
@@ -69,8 +70,10 @@ def _on(entry: Entry) -> str:
 
 def _keys(rows: Sequence[Row], entries: Sequence[Entry]) -> str:
     """Name the run keys that findings are measured over, and the one of the trials."""
+    if all(each["confidence"] is None for each in entries):
+        return ", computed: there are no run keys"
     if all(each["confidence"] is None or each["over"] != RUN_KEYS for each in entries):
-        return ""
+        return ", without run keys: what is drawn at random has seeds that stand in the study"
     keys = {int(row["key"]) for row in rows if row.get("key") not in (None, TRIAL)}
     if not keys:
         return ""
@@ -99,7 +102,7 @@ def section(chosen: Study, rows: Sequence[Row], entries: Sequence[Entry], title:
             "|---|---|---|---|---|---|",
         ]
         lines += [
-            f"| {said(each)} | {_source(each)} | {each['claim']} | {shown(each)} | {holds(each)} "
+            f"| {said(each)} | {_source(each)} | {_claim(each)} | {shown(each)} | {holds(each)} "
             f"| {each['statistic']} |"
             for each in _sorted(entries)
         ]
@@ -118,6 +121,11 @@ def section(chosen: Study, rows: Sequence[Row], entries: Sequence[Entry], title:
     return "\n".join(lines)
 
 
+def _claim(entry: Entry) -> str:
+    """Write a claim, marked if it was written when its figures were known."""
+    return f"{entry['claim']}{' †' * entry['is_late']}"
+
+
 def shown(entry: Entry) -> str:
     """Write the statistic of a finding with its interval."""
     write = percent if entry["unit"] == "nats" else "{:.4g}".format
@@ -127,7 +135,8 @@ def shown(entry: Entry) -> str:
     if low is None or high is None:
         return f"{write(entry['mean'])}, of one run key"
     freedom = f", {entry['freedom']} degrees of freedom" if entry["freedom"] else ""
-    return f"{write(entry['mean'])} ({low} to {high}; {entry['keys']} {entry['over']}{freedom})"
+    wider = f" at {at_least(100 * entry['confidence'], 3)}%" if entry["confidence"] > CONFIDENCE else ""
+    return f"{write(entry['mean'])} ({low} to {high}{wider}; {entry['keys']} {entry['over']}{freedom})"
 
 
 def holds(entry: Entry) -> str:
@@ -160,12 +169,18 @@ def _findings(entries: Sequence[Entry], folder: Path) -> str:
         "95% interval lies between them, *not reproduced* if all of it lies outside, and *undecided* otherwise. "
         "Where the statistic is computed and not measured there is no interval: the range of "
         "its values is shown, and one value outside refutes the claim. Claims of the same kind on one text are judged "
-        "together (Holm 1979): their intervals are wider than those in the tables, each of which has 95% by itself. "
+        "together (Holm 1979): their intervals are wider than those in the tables, each of which has 95% by itself, "
+        "and say at how many percent they are. "
         "Claims that no paper makes are judged by the same rule, and *hold* or do *not hold*. A *check* is what nobody "
         "would doubt, or what the construction of the study makes true. If it does not hold, the study is at fault or "
         "too small. Checks are not counted as findings.",
         "",
-        "Intervals are over run keys, for these texts and the settings that were chosen. A page names its run keys. "
+        "Claims marked † were written on 2026-11-30, when an independent reader had looked in the papers for claims "
+        "that no study judged. Their figures were known then, so that nobody could be surprised by them. Their bounds "
+        "follow the papers' words, or are said to be our choice.",
+        "",
+        "Intervals are over run keys, for these texts and the settings that were chosen. A page names its run keys, "
+        "where there are any. "
         "Where a study trains on a text, run key 2 on newsgroups is `published_key: study newsgroups 2` in the run's "
         "config. Most studies have three run keys. An interval then reaches 4.3 standard errors to each side, and "
         "further where claims are judged together, so that *undecided* often asks for more keys. Where several arms "
@@ -222,7 +237,7 @@ def _of_paper(name: str, entries: Sequence[Entry], folder: Path) -> list[str]:
         title = _titles(folder, each["study"])[each["scale"]]
         link = f"[{title}](results/{_file(each['paper'])}.md#{title.replace(' ', '-')})"
         lines.append(
-            f"| {said(each)} | {_place(each)} | {each['claim']} | {shown(each)} | {holds(each)} "
+            f"| {said(each)} | {_place(each)} | {_claim(each)} | {shown(each)} | {holds(each)} "
             f"| {each['statistic']} | {link} |"
         )
     return [*lines, ""]

@@ -65,6 +65,7 @@ def entry(
         "place": finding.place,
         "is_beyond": finding.is_beyond or not study.paper,
         "is_check": finding.is_check,
+        "is_late": finding.is_late,
         "claim": finding.claim,
         "verdict": found.verdict,
         "statistic": finding.statistic,

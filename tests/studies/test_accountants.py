@@ -21,7 +21,7 @@ def rows(mixture, black_box):
 
 
 LINEAR = {1.0: {1: 1.0, 2: 2.0, 4: 4.0, 8: 8.0}, 5.0: {1: 20.0, 2: 40.0, 4: 80.0, 8: 160.0}}
-ENDS = {1.0: {1: 1.0, 2: 3.0, 4: math.inf, 8: math.inf}, 5.0: {1: 20.0, 2: 90.0, 4: 200.0, 8: math.inf}}
+ENDS = {1.0: {1: 1.0, 2: 3.0, 4: math.inf, 8: math.inf}, 5.0: {1: 20.0, 2: 60.0, 4: 200.0, 8: math.inf}}
 
 
 def verdicts(mixture=LINEAR, black_box=ENDS):
@@ -29,9 +29,16 @@ def verdicts(mixture=LINEAR, black_box=ENDS):
 
 
 def test_claims_follow_the_outcome():
-    assert verdicts() == [REPRODUCED] * 8
+    assert verdicts() == [REPRODUCED] * 10
     never = {noise: dict.fromkeys(values, 1.0) for noise, values in ENDS.items()}
-    assert verdicts(black_box=never)[5] == NOT_REPRODUCED
+    assert verdicts(black_box=never)[5:8] == [NOT_REPRODUCED] * 3
+
+
+def test_the_black_box_is_compared_where_it_is_finite_and_a_user_has_several_rows():
+    smaller, faster = study.findings(rows(LINEAR, ENDS))[5:7]
+    assert smaller.values == (1.5, 2.5)
+    assert smaller.is_late
+    assert faster.values == pytest.approx([math.log2(200 / 60) - math.log2(60 / 20)] * 2)
 
 
 def test_growth_is_judged_by_the_epsilon_that_it_ends_at():
@@ -48,7 +55,7 @@ def test_growth_is_judged_by_the_epsilon_that_it_ends_at():
 
 
 def test_the_black_box_is_said_to_end_at_a_number_of_rows():
-    found = study.findings(rows(LINEAR, ENDS))[5]
+    found = study.findings(rows(LINEAR, ENDS))[7]
     assert found.values == (4.0, 8.0)
     assert found.high == 8.0
 

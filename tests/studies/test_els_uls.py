@@ -1,7 +1,7 @@
 """The study of example- and user-level sampling: each text is held to what the paper says of the one like it."""
 
 import pytest
-from studies.runner.findings import NOT_REPRODUCED, REPRODUCED, judged
+from studies.runner.findings import NOT_REPRODUCED, REPRODUCED, UNDECIDED, judged
 
 from studies import els_uls
 
@@ -41,19 +41,29 @@ def gaps(*losses):
 def test_posts_are_held_to_stack_overflow_and_articles_to_cc_news():
     as_stack_overflow = gaps(-0.1, -0.4, -0.02, -0.1)  # better everywhere, most at epsilon 1 and 48 steps
     found = verdicts(made("newsgroups", as_stack_overflow))
-    assert len(found) == 5
+    assert len(found) == 7
     assert set(found.values()) == {REPRODUCED}
     as_cc_news = gaps(0.4, 0.1, 0.2, -0.1)  # worse where epsilon or the budget is small
     found = verdicts(made("articles", as_cc_news))
-    assert len(found) == 5
+    assert len(found) == 6
     assert set(found.values()) == {REPRODUCED}
     refuted = [
         claim
         for claim, verdict in verdicts(made("articles", as_stack_overflow)).items()
         if verdict == NOT_REPRODUCED
     ]
-    assert len(refuted) == 3
+    assert len(refuted) == 4
     assert all("ELS is better than ULS" in claim for claim in refuted)
+
+
+def test_that_els_is_ahead_somewhere_is_judged_by_the_clearest_of_all_settings():
+    barely = gaps(-0.1, -0.1, -0.001, -0.1)
+    rows = made("articles", barely)
+    claim = next(each for each in judged(els_uls.findings(rows)) if "In some setting" in each.finding.claim)
+    assert "at epsilon 64 and with 5 steps" in claim.finding.statistic
+    assert claim.finding.values == pytest.approx((0.0, 0.001, 0.002))
+    assert claim.confidence == pytest.approx(1 - 0.05 / 4)
+    assert claim.verdict == UNDECIDED
 
 
 def test_a_budget_that_changes_nothing_refutes_that_compute_helps():

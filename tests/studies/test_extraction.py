@@ -75,5 +75,9 @@ def test_claims_follow_the_outcome():
     otherwise = rows({None: (2.9, 0.9), 0.0: (3.0, 0.9), 1e-3: (3.1, 0.8), 1.0: (4.0, 0.3)})
     verdicts = [each.verdict for each in judged(findings(otherwise))]
     assert verdicts == [REPRODUCED] + [NOT_REPRODUCED] * 3 + [REPRODUCED]
+    gone = rows({None: (2.9, 0.9), 0.0: (3.0, 0.9), 1.0: (4.0, 0.0)}, unread=0.0)
+    assert not any(
+        "mostly" in each.claim for each in findings(gone)
+    )  # nothing is given back that could be learnt
     nothing = rows({None: (2.9, 0.1), 0.0: (3.0, 0.1), 1e-3: (3.0, 0.1), 1.0: (4.0, 0.1)})
     assert [each.verdict for each in judged(findings(nothing))] == [NOT_REPRODUCED]  # no noise can help then

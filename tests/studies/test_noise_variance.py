@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 from scipy import stats
 from studies.noise_variance import ALIKE, ORTHOGONAL, Case
-from studies.runner.findings import REPRODUCED, judged
+from studies.runner.findings import NOT_REPRODUCED, REPRODUCED, judged
 
 from confide.privacy.accounting import MixtureOfGaussians, least_noise
 from studies import noise_variance as study
@@ -20,6 +20,18 @@ def test_variances_are_those_of_the_equations():
     assert of_users[ALIKE, 32] == pytest.approx((uls * 10 / 32) ** 2)
     assert of_users[ORTHOGONAL, 32] == pytest.approx((uls * 10 / 2 / 32) ** 2)
     assert {n for _, n in of_users} == {4, 32}  # 256 users would get half a row each
+
+
+def test_rows_in_use_hardly_matter_if_their_variances_are_alike():
+    found = study.by_rows_in_use(epsilon=4.0, budget=128.0)
+    assert [row["group_size"] for row in found] == [2, 8, 32]
+    assert found[-1]["value"] == study.variances(4.0, 128.0)[0]["value"]
+    made = [
+        found[-1] | {"group_size": size, "value": value} for size, value in ((2, 0.85), (8, 1.0), (32, 1.0))
+    ]
+    (claim,) = (each for each in judged(study._of_rows_in_use(made)))
+    assert claim.verdict == NOT_REPRODUCED
+    assert claim.finding.values == (0.85, 1.0)
 
 
 EPSILONS, BUDGETS = (0.25, 1.0, 4.0, 16.0), tuple(float(2**i) for i in range(4, 14))

@@ -54,6 +54,19 @@ def test_a_finding_says_what_its_values_are_of():
     assert pages.shown(entries[1]) == "2 (-0.4841 to 4.484; 3 run keys)"
 
 
+def test_a_claim_that_came_after_its_figures_is_marked_and_a_wider_interval_says_how_wide():
+    late, own = (
+        Finding("It does.", "Figure 1", "bits", (1.0, 2.0, 3.0), unit="bits", family="f", is_late=late)
+        for late in (True, False)
+    )
+    entries = [
+        register.entry(example(), Scale.SMALL, each, ROWS, "2026-01-02") for each in judged([late, own])
+    ]
+    page = pages.section(example(), ROWS, entries)
+    assert page.count("It does. †") == 1
+    assert "at 97.5%; 3 run keys" in page
+
+
 def test_a_finding_names_the_freedom_of_a_pooled_error_and_what_goes_beyond_the_paper():
     pooled_one = Finding(
         "It does.", "Figure 1", "bits", (1.0, 2.0), unit="bits", pooled=Pooled(0.5, 8), is_beyond=True
@@ -78,7 +91,7 @@ def test_a_page_names_the_run_keys():
         (by_key, [trial, *ROWS], ", run keys 1 to 3; settings were chosen with run key 0."),
         (by_key, [trial | {"part": "test"}, *ROWS], ", run keys 1 to 3."),
         (by_key, ROWS[:1], ", run key 1."),
-        (by_sample, ROWS, ", confide 0.1."),
+        (by_sample, ROWS, ", without run keys: what is drawn at random has seeds that stand in the study."),
     ):
         entries = [
             register.entry(example(), Scale.SMALL, each, rows, "2026-01-02") for each in judged([finding])

@@ -3,7 +3,9 @@
 import json
 
 import pytest
-from studies.exposure_course import course, is_caught, last, planted
+from studies.exposure_course import course, is_caught, planted
+from studies.parts import exposed_numbers
+from studies.parts.exposed_numbers import last
 from studies.runner.course import numbers_of
 from studies.runner.findings import NOT_REPRODUCED, REPRODUCED, judged
 from studies.runner.marked import by_level
@@ -158,7 +160,7 @@ def of_numbers(exposures, ten=100):
             "figure": "F",
         }
         | {"loss": 2.0, "exposure": exposures.get((arm, times), 1.4) + key / 100}
-        for arms, counts in ((exposure_course.ARMS, exposure_course.TIMES), (exposure_course.ONLY, (ten,)))
+        for arms, counts in ((exposed_numbers.ARMS, exposed_numbers.TIMES), (exposed_numbers.ONLY, (ten,)))
         for arm in arms
         for times in counts
         for key in (1, 2)
@@ -166,25 +168,36 @@ def of_numbers(exposures, ten=100):
 
 
 def test_what_the_paper_planted_is_its_claim_and_more_copies_are_beyond():
-    exposed = {(exposure_course.NONE, times): 9.0 for times in (10, 100)}
+    exposed = {(exposed_numbers.NONE, times): 9.0 for times in (10, 100)}
     for ten in (1, 100):
-        found = exposure_course.findings(of_numbers(exposed | {(exposure_course.ONLY_NONE, ten): 9.0}, ten))
+        found = exposed_numbers.findings(of_numbers(exposed | {(exposed_numbers.ONLY_NONE, ten): 9.0}, ten))
         of_copies = [each for each in found if "100 times" in each.claim]
         assert len(of_copies) == 9
         assert all(each.is_beyond for each in of_copies)
         assert not any(each.is_beyond for each in found if "10 times" in each.claim)
         of_ten = [each for each in found if each.place == "Figure 4"]
-        assert len(of_ten) == 6
-        assert sum(each.is_beyond for each in of_ten) == (1 if ten == 1 else 6)
+        assert len(of_ten) == 8
+        assert sum(each.is_beyond for each in of_ten) == (1 if ten == 1 else 8)
+
+
+def test_exposure_is_followed_where_training_is_looked_at_halfway():
+    late = of_numbers({(exposed_numbers.NONE, 100): 9.0, (exposed_numbers.LIGHT, 100): 9.0}, 100)
+    early = [row | {"step": 12, "exposure": 1.4 + row["key"] / 100} for row in late]
+    assert not [each for each in exposed_numbers.findings(late) if each.is_late and each.place != "Figure 4"]
+    more, hidden = (
+        each for each in exposed_numbers.findings(early + late) if each.is_late and each.place != "Figure 4"
+    )
+    assert more.values == pytest.approx((7.6, 7.6))
+    assert hidden.values == pytest.approx((1.41, 1.42))  # at step 12, where the first phase ends
 
 
 def test_that_no_training_exposes_a_number_is_judged_by_the_one_that_exposes_most():
     """The greatest of all arms at each key would lean upward."""
-    crt, dpsgd = exposure_course.CRT, exposure_course.DPSGD
+    crt, dpsgd = exposed_numbers.CRT, exposed_numbers.DPSGD
     rows = of_numbers({(crt, 1): 2.8})
     for row in rows:
         row["exposure"] += 3.0 * (row["arm"] == dpsgd and row["key"] == 1 and row["times"] == 1)
-    once, learns = (each for each in exposure_course.findings(rows) if each.place == "Figure 3")
+    once, learns = (each for each in exposed_numbers.findings(rows) if each.place == "Figure 3")
     assert f"greatest: {dpsgd}" in once.statistic
     assert once.values == pytest.approx((4.41, 1.42))
     assert learns.is_beyond
@@ -203,7 +216,7 @@ def test_numbers_are_all_different_and_follow_from_the_key():
 
 
 def test_every_way_to_train_is_drawn_though_a_chart_has_few_colours():
-    of_figure = {"Figures 2 and 3": exposure_course.ARMS, "Figure 4": exposure_course.ONLY}
+    of_figure = {"Figures 2 and 3": exposed_numbers.ARMS, "Figure 4": exposed_numbers.ONLY}
     rows = [
         {"text": "articles", "arm": arm, "times": 100, "figure": figure, "step": step}
         | {"loss": 3.0 - step / 10, "exposure": 1.0 + step}
@@ -217,7 +230,7 @@ def test_every_way_to_train_is_drawn_though_a_chart_has_few_colours():
 
 
 def test_a_detector_catches_its_share_of_the_ten():
-    assert [sum(is_caught(i, recall) for i in range(10)) for recall in exposure_course.RECALLS] == [
+    assert [sum(is_caught(i, recall) for i in range(10)) for recall in exposed_numbers.RECALLS] == [
         10,
         6,
         4,
