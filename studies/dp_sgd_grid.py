@@ -23,7 +23,7 @@ ARM, BATCH, EPOCHS, EPSILON = "DP-SGD", "train.batch", "epochs", 3.0
 PAPER = {(256, 200): 27.04, (512, 200): 27.05, (1024, 200): 27.18, (1024, 600): 27.01, (1024, 10): 28.84}
 _SMALL: dict[str, Any] = {
     "documents": 500,
-    "batches": (256, 512, 1024),
+    "batches": (128, 256, 512, 1024),
     "epochs": (1, 3, 9),
     "tuned_epochs": (1, 3, 9),
     "rates": (5e-3, 1.5e-2),

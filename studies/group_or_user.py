@@ -34,7 +34,7 @@ _SMALL: dict[str, Any] = {
     "steps": 16,
     "ks": (1, 2, 5, 10),
     "rates": (5e-3,),
-    "epsilons": (1.0, 8.0),
+    "epsilons": EPSILONS,
     "tuned": (1.0, 8.0),
     "seeds": 5,
 }

@@ -22,7 +22,7 @@ _SMALL: dict[str, Any] = {
     "steps": 16,
     "groups": (1, 2, 4, 8, 16, 32, 64),
     "rates": (5e-3, 1e-2),
-    "epsilons": (1.0, 16.0),
+    "epsilons": (1.0, 4.0, 16.0),
     "seeds": 3,
 }
 _SIZES: Mapping[Scale, dict[str, Any]] = {
