@@ -4,7 +4,6 @@ The players, the meaning of their coins and the curve that they are held against
 that no claim is attacked at another unit or adjacency than its own.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property, lru_cache, partial
@@ -18,6 +17,7 @@ from confide.privacy.accounting import DominatingPair, PrivacyProfile, between
 from confide.privacy.mechanisms.values import PRESENCE, Game
 from confide.runs.canaries import Canary, Manifest
 from confide.utils.errors import InputError
+from confide.utils.plain import plain
 from confide.utils.rounding import at_least, at_most, percent_at_least
 
 if TYPE_CHECKING:
@@ -89,9 +89,10 @@ class Claim:
 
     def to_json(self) -> dict[str, Any]:
         """Return the claim as it is written into results; an infinite epsilon is text, since JSON has no infinity."""
-        kept = ("unit", "adjacency", "epsilon", "delta")
-        found = {name: getattr(self, name) for name in kept}
-        return found if math.isfinite(self.epsilon) else found | {"epsilon": str(self.epsilon)}
+        found: dict[str, Any] = plain(
+            {name: getattr(self, name) for name in ("unit", "adjacency", "epsilon", "delta")}
+        )
+        return found
 
     def players(self, manifest: Manifest) -> np.ndarray:
         """Return the numbers of the canaries that are one unit each of this claim: int64.

@@ -3,11 +3,10 @@
 import errno
 import functools
 import json
-import math
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +15,7 @@ import typer
 from confide import __version__
 from confide.utils.console import on_one_line
 from confide.utils.errors import CheckFailed, Faults, InputError, RankLost
+from confide.utils.plain import plain
 
 if TYPE_CHECKING:
     from confide.config.schema import Config
@@ -242,12 +242,4 @@ def job_of(run: "Run") -> "Job":
 
 def print_json(value: Any) -> None:
     """Print a value as JSON; infinite numbers, which JSON does not have, as text such as "inf"."""
-    print(json.dumps(_finite(value), indent=2, allow_nan=False))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {key: _finite(each) for key, each in value.items()}
-    return [_finite(each) for each in value] if isinstance(value, (list, tuple)) else value
+    print(json.dumps(plain(value), indent=2, allow_nan=False))

@@ -30,6 +30,7 @@ from confide.privacy.sampling import bins_of
 from confide.privacy.strength import weaknesses
 from confide.utils.chart import Panel, panels_svg
 from confide.utils.errors import InputError
+from confide.utils.plain import plain
 from confide.utils.rounding import at_least, at_most
 
 PROCESSES = ("uls", "els", "group", "dp-sgd")
@@ -128,13 +129,9 @@ class Account:
     def to_json(self) -> dict[str, Any]:
         """Return all of it, as `confide account --json` prints it; infinity is the string "inf", as JSON has none."""
         values = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "profile"}
-        return {
-            "answer": self.answer,
-            **values,
-            "asked": asdict(self.asked),
-            "epsilon": self.epsilon if math.isfinite(self.epsilon) else "inf",
-            "assumptions": dict(self.assumptions),
-        }
+        words = {"asked": asdict(self.asked), "assumptions": dict(self.assumptions)}
+        found: dict[str, Any] = plain({"answer": self.answer, **values, **words})
+        return found
 
 
 def account(asked: Asked) -> Account:

@@ -18,6 +18,7 @@ from typing import Any, Literal, get_args
 
 from confide.privacy.strength import WEAK, weaknesses
 from confide.utils.errors import CheckFailed, InputError
+from confide.utils.plain import plain
 from confide.utils.rounding import at_least, at_most, one_in_at_least, one_in_at_most, percent_at_most
 from confide.utils.sentences import bare, sentences
 
@@ -167,7 +168,7 @@ class Guarantee:
 
     def to_json(self) -> dict[str, Any]:
         """Return every field under its own name, and `theorem`; infinity is the string "inf", as JSON has none."""
-        fields = {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+        fields = {f.name: plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
         return {"notion": fields.pop("notion"), "theorem": self.theorem, **fields}
 
     @classmethod
@@ -464,14 +465,6 @@ def _listed(lines: Iterable[str]) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float) and math.isinf(value):
-        return "inf"
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return dict(value) if isinstance(value, Mapping) else value
 
 
 def _number(name: str, value: Any) -> Any:
