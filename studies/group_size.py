@@ -197,7 +197,7 @@ STUDY = Study(
     measure=measure,
     findings=findings,
     tables=tables,
-    minutes=40,
+    minutes=60,
     deviations="stories260K in place of a model of 350 million weights; newsgroup posts and WikiText-2 articles in "
     "place of Stack Overflow and CC-News; Poisson draws in place of shuffled batches; "
     "on CC-News the paper counts ten times the users that there are; within 1% is our choice for what works well; one "
