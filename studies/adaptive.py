@@ -279,6 +279,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
                 "loss at the larger noise less that at the smaller",
                 paired(many, few),
                 low=MARGIN,
+                is_check=True,
                 is_late=True,
             )
         )
@@ -333,6 +334,7 @@ def _costs(rows: Sequence[Row], noises: Sequence[float]) -> list[Finding]:
             high=most,
             is_exact=True,  # an accountant's, of the gammas that the steps had
             unit="times",
+            is_beyond=True,  # the paper calls its own acceptable, for other numbers of steps and rates
             is_late=True,
         )
         for arm in _judged(rows)

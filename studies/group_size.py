@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from studies.runner import users
-from studies.runner.findings import MARGIN, Finding, paired
+from studies.runner.findings import MARGIN, Finding, paired, unsigned
 from studies.runner.grid import Arm, Grid
 from studies.runner.models import stories
 from studies.runner.study import Row, Scale, Study, Table, Work
@@ -91,16 +91,6 @@ def best(rows: Sequence[Row], text: str, epsilon: float) -> str:
 
 def _gap(rows: Sequence[Row], text: str, one: str, other: str, epsilon: float) -> tuple[float, ...]:
     return paired(users.at(rows, text, one, epsilon), users.at(rows, text, other, epsilon))
-
-
-def unsigned(values: Sequence[float]) -> tuple[float, ...]:
-    """Return values with the sign that makes their mean positive.
-
-    Their interval lies above a bound if that of the values themselves lies beyond it on either side: a claim that there
-    is a difference, whatever its sign, is judged with the error that it is meant to have.
-    """
-    sign = 1.0 if sum(values) >= 0 else -1.0
-    return tuple(sign * value for value in values)
 
 
 def findings(rows: Sequence[Row]) -> list[Finding]:

@@ -26,7 +26,7 @@ from studies.runner.study import Plot, Row, Scale, Study, Table, Work
 
 N, K, STEPS, DELTA, NORM = 1024, 32, 1000, 1e-6, 10.0
 COHORTS = (4, 32, 256)  # M, users expected a step
-IN_USE = (2, 8, K)  # G, rows of a user from which ELS may draw
+IN_USE = (1, 2, 8, K)  # G, rows of a user from which ELS may draw
 ALIKE, ORTHOGONAL = "gradients alike", "gradients orthogonal"
 NORMS: Mapping[str, Callable[[int], float]] = {ALIKE: lambda k: NORM, ORTHOGONAL: lambda k: NORM / k**0.5}
 
@@ -98,7 +98,7 @@ def measure(work: Work) -> list[Row]:
     for epsilon in size["epsilons"]:
         work.console.say(f"noise variance at epsilon {at_most(epsilon, 6)}")
         rows += [columns | row for budget in size["budgets"] for row in variances(epsilon, budget)]
-        rows += [columns | row for budget in size["budgets"][::3] for row in by_rows_in_use(epsilon, budget)]
+        rows += [columns | row for budget in size["budgets"] for row in by_rows_in_use(epsilon, budget)]
     for grid, cases in ((USUAL, usual()), (EXTREME, extreme())):
         work.console.say(f"Conjecture 1, {grid} deltas")
         rows += [columns | row for row in looked_at(grid, list(cases)[: size["points"]])]

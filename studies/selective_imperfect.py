@@ -209,6 +209,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
                 twice.gap(rows, text, CONSERVATIVE, LIGHT),
                 low=ABOVE,
                 family="conservative",
+                is_check=True,
                 is_late=True,
             )
         )

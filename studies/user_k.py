@@ -133,7 +133,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
                     f"the gain in loss a row from k = {ks[0]} to {ks[1]} less that from {ks[-2]} to {ks[-1]}",
                     _diminishing(rows, text, epsilon, ks),
                     low=0.0,
-                    family="" if epsilon == least else f"{text}, further rows",
+                    family=f"{text}, further rows",
                     is_late=epsilon != least,
                 )
             )

@@ -209,7 +209,7 @@ def _confidences(family: Sequence[Finding]) -> list[tuple[Finding, float]]:
 
     Once a claim is not settled, the others are judged with the confidence that did not suffice for it.
     """
-    order = sorted((each for each in family if not each.is_exact), key=Finding.doubt)
+    order = sorted((each for each in family if not each.is_exact), key=lambda each: each.doubt() * each.of)
     found = [(each, CONFIDENCE) for each in family if each.is_exact]
     left, is_over = len(order), False
     for each in order:
@@ -242,6 +242,25 @@ def paired(one: Mapping[int, float], other: Mapping[int, float]) -> tuple[float,
         ValueError: one side lacks a run key of the other.
     """
     return tuple(one[key] - other[key] for key in _common((one, other)))
+
+
+def unsigned(values: Sequence[float]) -> tuple[float, ...]:
+    """Return values with the sign that makes their mean positive.
+
+    Their interval lies above a bound if that of the values themselves lies beyond it on either side: a claim that there
+    is a difference, whatever its sign, is judged with the error that it is meant to have.
+    """
+    sign = 1.0 if sum(values) >= 0 else -1.0
+    return tuple(sign * value for value in values)
+
+
+def clarity(values: Sequence[float]) -> float:
+    """Return how many standard errors the mean of values lies above 0."""
+    return (
+        float(np.mean(values)) / max(_own(values).error, 1e-300)
+        if len(values) > 1
+        else float(np.mean(values))
+    )
 
 
 def sloped(along: Sequence[float]) -> NDArray[np.float64]:

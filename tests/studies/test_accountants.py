@@ -29,16 +29,15 @@ def verdicts(mixture=LINEAR, black_box=ENDS):
 
 
 def test_claims_follow_the_outcome():
-    assert verdicts() == [REPRODUCED] * 10
+    assert verdicts() == [REPRODUCED] * 9
     never = {noise: dict.fromkeys(values, 1.0) for noise, values in ENDS.items()}
-    assert verdicts(black_box=never)[5:8] == [NOT_REPRODUCED] * 3
+    assert verdicts(black_box=never)[5:7] == [NOT_REPRODUCED] * 2
 
 
 def test_the_black_box_is_compared_where_it_is_finite_and_a_user_has_several_rows():
-    smaller, faster = study.findings(rows(LINEAR, ENDS))[5:7]
+    smaller = study.findings(rows(LINEAR, ENDS))[5]
     assert smaller.values == (1.5, 2.5)
-    assert smaller.is_late
-    assert faster.values == pytest.approx([math.log2(200 / 60) - math.log2(60 / 20)] * 2)
+    assert smaller.is_check  # no sound bound lies below a tight one
 
 
 def test_growth_is_judged_by_the_epsilon_that_it_ends_at():
@@ -55,7 +54,7 @@ def test_growth_is_judged_by_the_epsilon_that_it_ends_at():
 
 
 def test_the_black_box_is_said_to_end_at_a_number_of_rows():
-    found = study.findings(rows(LINEAR, ENDS))[7]
+    found = study.findings(rows(LINEAR, ENDS))[6]
     assert found.values == (4.0, 8.0)
     assert found.high == 8.0
 

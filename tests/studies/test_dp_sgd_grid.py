@@ -40,12 +40,12 @@ def test_gains_diminish_where_the_loss_flattens():
 
 def test_claims_follow_the_losses():
     as_claimed = rows(
-        lambda epochs, batch: 5 - 0.3 * epochs + 0.05 * epochs**2 - 0.005 * batch - 1e-4 * epochs * batch
+        lambda epochs, batch: (
+            5 - 0.3 * epochs + 0.05 * epochs**2 - 0.005 * batch - 0.004 * (2 * math.log(3) - epochs) * batch
+        )
     )
     assert [each.verdict for each in judged(study.findings(as_claimed))] == [REPRODUCED] * 9
-    otherwise = rows(
-        lambda epochs, batch: 5 + 0.3 * epochs + 0.05 * epochs**2 + 0.1 * batch + 0.01 * epochs * batch
-    )
+    otherwise = rows(lambda epochs, batch: 5 + 0.3 * epochs + 0.05 * epochs**2 + 0.1 * batch)
     found = [each.verdict for each in judged(study.findings(otherwise))]
     # The loss rises ever faster, so a gain that shrinks is still what saturation says.
     assert found == [NOT_REPRODUCED, REPRODUCED] * 3 + [NOT_REPRODUCED] * 3
@@ -56,7 +56,9 @@ def test_batches_help_over_all_epochs_and_are_alike_after_the_most():
     made = rows(lambda epochs, batch: 5 - 0.3 * epochs + 0.1 * batch * (2 * math.log(3) - epochs))
     helps, interact, alike = judged(study.findings(made))[-3:]
     assert (helps.verdict, interact.verdict, alike.verdict) == (NOT_REPRODUCED, REPRODUCED, REPRODUCED)
-    assert interact.finding.values == pytest.approx([0.1 * math.log(4) * 2 * math.log(3)] * 3)
+    assert interact.finding.values == pytest.approx(
+        [0.1 * math.log(4) * 2 * math.log(3)] * 3
+    )  # whatever its sign
     assert helps.finding.values == pytest.approx([0.1 * math.log(3)] * 3)
     after = math.expm1(0.1 * math.log(4) * 2 * math.log(3))
     assert f"with 1,024 rows a step, less that with 256, is +{after:.1%}" in study.tables(made)[0].note
