@@ -24,6 +24,7 @@ from confide.planning.progress import (
 )
 from confide.planning.suggest import suggest
 from confide.privacy import mechanisms
+from confide.privacy.accounting import fixed_bins
 from confide.privacy.correlated_noise import noise_in_weights, sensitivity, walk_share
 from confide.privacy.mechanisms.statement import calibrate
 from confide.privacy.mechanisms.uls import UserLevelSampling
@@ -106,6 +107,13 @@ def test_of_settings_alike_the_one_that_reaches_more_rows_stands_first(found):
         if row["rows_per_unit"] == 1 and row["mechanism"] != "group"
     ]
     assert order[0] == "uls"
+
+
+@pytest.fixture(autouse=True)
+def fewer_draws(request, monkeypatch):
+    """Bound the noise of kept bins from fewer draws than a claim: the order of suggestions hardly moves."""
+    if "found" not in request.fixturenames and "timed" not in request.fixturenames:
+        monkeypatch.setattr(fixed_bins, "DRAWS", 1 << 17)
 
 
 @pytest.fixture

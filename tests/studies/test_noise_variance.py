@@ -24,7 +24,7 @@ def test_variances_are_those_of_the_equations():
 
 def test_rows_in_use_hardly_matter_if_their_variances_are_alike():
     found = study.by_rows_in_use(epsilon=4.0, budget=128.0)
-    assert [row["group_size"] for row in found] == [2, 8, 32]
+    assert [row["group_size"] for row in found] == [1, 2, 8, 32]
     assert found[-1]["value"] == study.variances(4.0, 128.0)[0]["value"]
     made = [
         found[-1] | {"group_size": size, "value": value} for size, value in ((2, 0.85), (8, 1.0), (32, 1.0))
