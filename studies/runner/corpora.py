@@ -3,13 +3,14 @@
 import json
 import lzma
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
 from confide.utils.errors import InputError
 from confide.utils.files import whole_file
+from studies.runner.made import made
 
 Items = Iterable[dict[str, Any]]
 
@@ -82,7 +83,7 @@ def stories(data: Path, folder: Path) -> Path:
     source = data.parent / "models/stories260K/hf"
     if not source.is_dir():
         raise InputError(f"{source}: no such folder; the models lie beside the folder of data sets")
-    return _made(folder, lambda made: _with_tokenizer(source, made))
+    return made(folder, lambda building: _with_tokenizer(source, building))
 
 
 def _with_tokenizer(source: Path, folder: Path) -> None:
@@ -128,13 +129,13 @@ def roberta(folder: Path, layers: int = 4) -> Path:
 
     from confide.models.names import BUNDLED, location
 
-    def write(made: Path) -> None:
+    def write(building: Path) -> None:
         tokenizer = AutoTokenizer.from_pretrained(location(BUNDLED))
-        tokenizer.save_pretrained(made)
-        inner = Tokenizer.from_file(str(made / "tokenizer.json"))
+        tokenizer.save_pretrained(building)
+        inner = Tokenizer.from_file(str(building / "tokenizer.json"))
         first, number = tokenizer.eos_token, tokenizer.eos_token_id
         inner.post_processor = TemplateProcessing(single=f"{first} $A", special_tokens=[(first, number)])
-        inner.save(str(made / "tokenizer.json"))
+        inner.save(str(building / "tokenizer.json"))
         settings = {
             "model_type": "roberta",
             "architectures": ["RobertaForMaskedLM"],
@@ -149,17 +150,6 @@ def roberta(folder: Path, layers: int = 4) -> Path:
             "bos_token_id": number,
             "eos_token_id": number,
         }
-        (made / "config.json").write_text(json.dumps(settings), "utf-8")
+        (building / "config.json").write_text(json.dumps(settings), "utf-8")
 
-    return _made(folder, write) / "config.json"
-
-
-def _made(folder: Path, make: Callable[[Path], None]) -> Path:
-    """What `make` writes, in one go."""
-    if not folder.exists():
-        building = folder.with_name(f".{folder.name}")
-        shutil.rmtree(building, ignore_errors=True)
-        building.parent.mkdir(parents=True, exist_ok=True)
-        make(building)
-        building.rename(folder)
-    return folder
+    return made(folder, write) / "config.json"

@@ -10,7 +10,6 @@ import hashlib
 import json
 import lzma
 import re
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 import confide
+from studies.runner.made import made
 from studies.runner.study import Scale, Work
 
 PARTS = ("train", "validation", "test")
@@ -80,12 +80,12 @@ class Text:
         name += f"-{self.units}" if self.units else ""
         folder = work.folder / "texts" / name
         paths = {part: folder / f"{part}.jsonl" for part in PARTS}
-        if not folder.exists():
-            source, building = self._source(work), folder.with_name(f".{folder.name}.new")
-            shutil.rmtree(building, ignore_errors=True)
-            building.mkdir(parents=True)
-            self._write(source, most, held_out, work.scale is Scale.TINY, building)
-            building.rename(folder)
+        made(
+            folder,
+            lambda building: self._write(
+                self._source(work), most, held_out, work.scale is Scale.TINY, building
+            ),
+        )
         return paths
 
     def _source(self, work: Work) -> Path:
@@ -205,20 +205,18 @@ class Sentences(Text):
         most = {Scale.TINY: 60, Scale.SMALL: self.most, Scale.FULL: None}[work.scale]
         folder = work.folder / "texts" / f"SST-2-{most or 'all'}"
         paths = {part: folder / f"{part}.jsonl" for part in PARTS}
-        if not folder.exists():
-            source, building = work.source(self.source), folder.with_name(f".{folder.name}.new")
-            shutil.rmtree(building, ignore_errors=True)
-            building.mkdir(parents=True)
-            of_part: dict[str, list[Document]] = {part: [] for part in PARTS}
-            for file in ("train", "dev"):
-                with open(source / f"{file}.tsv", encoding="utf-8") as lines:
-                    for document in islice(self.documents(lines), most):
-                        of_part[file if file == "train" else quarter_of(document["text"])].append(document)
-            for part, documents in of_part.items():
-                written = "".join(json.dumps(document) + "\n" for document in documents)
-                (building / f"{part}.jsonl").write_text(written, "utf-8")
-            building.rename(folder)
+        made(folder, lambda building: self._write_sentences(work.source(self.source), most, building))
         return paths
+
+    def _write_sentences(self, source: Path, most: int | None, folder: Path) -> None:
+        of_part: dict[str, list[Document]] = {part: [] for part in PARTS}
+        for file in ("train", "dev"):
+            with open(source / f"{file}.tsv", encoding="utf-8") as lines:
+                for document in islice(self.documents(lines), most):
+                    of_part[file if file == "train" else quarter_of(document["text"])].append(document)
+        for part, documents in of_part.items():
+            written = "".join(json.dumps(document) + "\n" for document in documents)
+            (folder / f"{part}.jsonl").write_text(written, "utf-8")
 
 
 def quarter_of(sentence: str) -> str:
