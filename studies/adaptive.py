@@ -324,13 +324,7 @@ def _costs(rows: Sequence[Row], noises: Sequence[float]) -> list[Finding]:
             "that of DP-SGD, as in the paper.",
             "Table 1",
             "epsilon, as if gammas were public, as a multiple of that of DP-SGD",
-            tuple(
-                own / plain
-                for own, plain in zip(
-                    *(_by_key(rows, name, {NOISE: noise}, "public").values() for name in (arm, PLAIN)),
-                    strict=True,
-                )
-            ),
+            tuple(own[key] / plain[key] for key in sorted(own)),
             high=most,
             is_exact=True,  # an accountant's, of the gammas that the steps had
             unit="times",
@@ -340,6 +334,7 @@ def _costs(rows: Sequence[Row], noises: Sequence[float]) -> list[Finding]:
         for arm in _judged(rows)
         for noise, most in PAPERS_COST.items()
         if noise in noises
+        for own, plain in [[_by_key(rows, name, {NOISE: noise}, "public") for name in (arm, PLAIN)]]
     ]
 
 

@@ -170,9 +170,8 @@ def _findings(entries: Sequence[Entry], folder: Path) -> str:
         "Where the statistic is computed and not measured there is no interval: the range of "
         "its values is shown, and one value outside refutes the claim. Claims of the same kind are judged together, "
         "most of them by text (Holm 1979). Where a claim is of the greatest of several statistics, the interval is "
-        "widened for "
-        "all of them. An interval that is wider than 95% names its percentage. In the tables each interval has 95% "
-        "by itself. "
+        "widened for all of them. An interval that is wider than 95% names its percentage. In the tables each interval "
+        "has 95% by itself. "
         "Claims that no paper makes are judged by the same rule, and *hold* or do *not hold*. A *check* is what nobody "
         "would doubt, or what the construction of the study makes true. If it does not hold, the study is at fault or "
         "too small. Checks are not counted as findings.",
@@ -185,8 +184,8 @@ def _findings(entries: Sequence[Entry], folder: Path) -> str:
         "given back. `user-k` judges at all epsilons together whether each further row adds less.",
         "",
         "Intervals are over run keys, for these texts and the settings that were chosen. A page names its run keys, "
-        "where there are any. "
-        "Where a study trains on a text, run key 2 on newsgroups is `published_key: study newsgroups 2` in the run's "
+        "where there are any. Where a study trains on a text, run key 2 on newsgroups is `published_key: study "
+        "newsgroups 2` in the run's "
         "config. The version beside a study is a digest of the code that measured: `python scripts/commit_of.py "
         "0.1.0+28890f2e` names its commit. Most studies have three run keys. An interval then reaches 4.3 standard "
         "errors to each side, and "
