@@ -206,12 +206,12 @@ def _later(rows: Sequence[Row], text: str) -> Iterator[Finding]:
     """Judge how exposure goes on, where training is looked at more than once."""
     for times in (each for each in TIMES[1:] if learnt(rows, text, NONE, each)):
         is_beyond = times != TIMES[1]
-        early, *_, late = looks(rows, text, NONE, times, "exposure") * 2
+        bare = looks(rows, text, NONE, times, "exposure")
         yield Finding(
             f"Without privacy, a number that stands {times} times becomes more exposed as training goes on ({text}).",
             "section 6.4",
             "mean exposure at the end less that at the first look, in bits",
-            paired(late, early) if late != early else (),
+            paired(bare[-1], bare[0]) if len(bare) > 1 else (),
             low=ABOVE,
             family=f"{text}, later",
             unit="bits",
