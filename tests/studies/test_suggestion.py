@@ -42,7 +42,7 @@ def keys_of(grid):
 def test_every_setting_spends_the_same_but_where_the_budget_is_what_is_tried(tmp_path):
     own = {EPSILON: 0, K: 3, STEPS: 11, "train.batch": 100.0}
     chosen = {epsilon: dict(own) | {EPSILON: epsilon} for epsilon in (1.0, 3.0, 8.0)}
-    search, suggested, *budgets = grids(Work(None, tmp_path, Scale.SMALL), 1700, chosen)
+    search, suggested, *budgets = grids(Work(None, tmp_path, Scale.SMALL), TEXT, 1700, chosen)
     assert {keys["train.batch"] * keys[K] * keys[STEPS] for keys in keys_of(search)} == {3840}
     assert [{keys["train.batch"] * keys[STEPS] for keys in keys_of(grid)} for grid in budgets] == [
         {1920},
@@ -175,5 +175,5 @@ def test_the_table_names_the_rate_and_the_bands_of_correlated_noise():
         if each["arm"] == SUGGESTED:
             each["settings"] = json.dumps(bands)
     cells = suggestion.tables(chosen)[0].cells
-    assert cells[0][3] == "64 steps, 1 row of each, rate 0.008, correlated noise"
-    assert cells[1][3] == "32 steps of 120 users, 1 row of each, rate 0.0076, noise correlated over 14 steps"
+    assert cells[0][4] == "64 steps, 1 row of each, rate 0.008, correlated noise"
+    assert cells[1][4] == "32 steps of 120 users, 1 row of each, rate 0.0076, noise correlated over 14 steps"
