@@ -1,7 +1,8 @@
 """How much noise is left in the weights by draws and noise that go together? python benchmarks/kept_bins.py
 
 At the same epsilon, units, batch and steps: independent noise with Poisson draws and with balls in bins, noise that is
-correlated over steps with groups that have their turns, and with bins that everybody keeps. All relative to the first.
+correlated over steps with groups that have their turns, and with bins that everybody keeps, by bands and by buffers.
+All relative to the first.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from confide.privacy.accounting import (
     delta_default,
     least_noise,
 )
-from confide.privacy.correlated_noise import coefficients, noise_in_weights, sensitivity
+from confide.privacy.correlated_noise import INDEPENDENT, Banded, Buffered, Correlation
 
 
 @dataclass(frozen=True)
@@ -34,20 +35,24 @@ class Setting:
     def delta(self) -> float:
         return delta_default(self.units, self.units)
 
-    def in_weights(self, process: DominatingPair, bands: int) -> float:
+    def in_weights(self, process: DominatingPair, matrix: Correlation = INDEPENDENT) -> float:
         """Root mean square over the steps of the noise in the weights, with SGD at a constant rate."""
         least = least_noise(process, self.epsilon, self.delta)
-        return least * sensitivity(bands) * noise_in_weights(bands, [1.0] * self.steps)
+        return least * matrix.sensitivity * matrix.noise_in_weights([1.0] * self.steps)
 
-    def found(self) -> Iterator[tuple[float, int]]:
-        """Yield the noise in the weights of each way, the best of its bands, and these."""
-        yield self.in_weights(MixtureOfGaussians.bernoulli(1 / self.bins, self.steps), 1), 1
-        yield self.in_weights(BallsInBins(self.bins, self.steps), 1), 1
+    def found(self) -> Iterator[tuple[float, str]]:
+        """Yield the noise in the weights of each way, the best of its matrices, and which that is."""
+        yield self.in_weights(MixtureOfGaussians.bernoulli(1 / self.bins, self.steps)), ""
+        yield self.in_weights(BallsInBins(self.bins, self.steps)), ""
         tried = [bands for bands in (4, 8, 16, 32, 64) if bands < self.bins] + [self.bins]
         groups = ((MixtureOfGaussians.bernoulli(b / self.bins, math.ceil(self.steps / b)), b) for b in tried)
-        yield min((self.in_weights(process, b), b) for process, b in groups)
-        kept = ((FixedBins(self.bins, self.steps, tuple(coefficients(b))), b) for b in tried)
-        yield min((self.in_weights(process, b), b) for process, b in kept)
+        yield min((self.in_weights(process, Banded(b)), f" ({b} bands)") for process, b in groups)
+        yield min((self.in_kept_bins(Banded(b)), f" ({b} bands)") for b in tried)
+        yield min((self.in_kept_bins(Buffered(d)), f" ({d} buffers)") for d in (2, 3, 4, 5))
+
+    def in_kept_bins(self, matrix: Correlation) -> float:
+        column, norm = tuple(matrix.column(self.steps)), matrix.sensitivity if matrix.goes_on else None
+        return self.in_weights(FixedBins(self.bins, self.steps, column, norm), matrix)
 
 
 SETTINGS = (
@@ -63,15 +68,14 @@ SETTINGS = (
 
 def main() -> None:
     print(
-        "| units | steps an epoch | steps | epsilon | Poisson | bins | correlated, in groups | correlated, kept bins |"
+        "| units | steps an epoch | steps | epsilon | Poisson | bins | correlated, in groups | kept bins, bands "
+        "| kept bins, buffers |"
     )
-    print("|---" * 8 + "|")
+    print("|---" * 9 + "|")
     for setting in SETTINGS:
         first, *others = setting.found()
         cells = [f"{setting.units:,}", str(setting.bins), str(setting.steps), f"{setting.epsilon:g}", "1"]
-        cells += [
-            f"{noise / first[0]:.2f}" + (f" ({bands} bands)" if bands > 1 else "") for noise, bands in others
-        ]
+        cells += [f"{noise / first[0]:.2f}{which}" for noise, which in others]
         print(f"| {' | '.join(cells)} |", flush=True)
 
 

@@ -164,10 +164,26 @@ STEPS = [
     ),
     Fault(
         "correlation",
+        "noise with buffers is scaled for a matrix that ends",
+        "privacy/correlated_noise.py::Buffered.sensitivity",
+        "math.sqrt(math.fsum(1 / (1 - a * b) for a in each for b in each)) / self.buffers",
+        "Banded(2 * self.buffers).sensitivity",
+        "tests/privacy/test_correlated_noise.py -k buffers",
+    ),
+    Fault(
+        "correlation",
+        "a buffer does not forget",
+        "privacy/correlated_noise.py::BufferedNoise._keep",
+        "before[name].mul_(t).add_(each)",
+        "before[name].add_(each)",
+        "tests/privacy/test_correlated_noise.py -k inverse",
+    ),
+    Fault(
+        "correlation",
         "a run that goes on forgets the noise before",
-        "privacy/correlated_noise.py::BandedNoise.take_back",
+        "privacy/correlated_noise.py::CorrelatedNoise.take_back",
         'if step < self._next:\n    raise AssertionError(f"step {step} comes after step {self._next}")',
-        "if not self._said:\n"
+        "if not self._next:\n"
         "    self._next = step\n"
         "if step < self._next:\n"
         '    raise AssertionError(f"step {step} comes after step {self._next}")',

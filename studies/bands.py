@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from confide.privacy.correlated_noise import walk_share
+from confide.privacy.correlated_noise import Banded
 from studies.parts import short_runs
 from studies.parts.short_runs import HELPDESK, STEPS
 from studies.runner import users
@@ -60,7 +60,7 @@ def _arm(name: str, text: str, size: Mapping[str, Any], width: int) -> Arm:
 
     def derived(keys: Keys) -> Keys:
         others = {key: value for key, value in made.derived(keys).items() if key != FIRST}
-        longer = walk_share(width, [1.0] * keys[STEPS]) ** -0.5
+        longer = Banded(width).walk_share([1.0] * keys[STEPS]) ** -0.5
         rate = others[short_runs.RATE] * longer
         return {**others, short_runs.RATE: rate, "train.betas": (keys[FIRST], 0.999)}
 

@@ -12,6 +12,7 @@ from pydantic import Field, create_model
 
 from confide.config.data_section import Data
 from confide.config.loading import check
+from confide.privacy.correlated_noise import Banded, Buffered
 from confide.privacy.mechanisms.concentration import ConcentrationAggregation
 from confide.privacy.mechanisms.values import Aggregation
 from confide.runs import folder as runs
@@ -90,14 +91,16 @@ def test_a_setting_that_a_later_version_adds_changes_no_draw():
 
 
 def test_noise_is_bound_to_numbers_and_not_to_names():
-    aggregation = Aggregation(1.5, 0.8, 0.125, bands=2)
+    aggregation = Aggregation(1.5, 0.8, 0.125, correlation=Banded(2))
     assert (
         aggregation.binding() == b"clip norm, noise multiplier, scale, bands: 0x1.8000000000000p+0 "
         b"0x1.999999999999ap-1 0x1.0000000000000p-3 2"
     )
-    assert replace(aggregation, exponent=0.625).binding() == (
+    assert replace(aggregation, correlation=Banded(2, 0.625)).binding() == (
         aggregation.binding() + b" exponent 0x1.4000000000000p-1"
     )
+    independent = replace(aggregation, correlation=Banded())
+    assert replace(aggregation, correlation=Buffered(3)).binding() == independent.binding() + b" buffers 3"
     scaled = replace(aggregation, scales=(("wte", 2.0), ("h.0", 0.5)))
     of_both = b" scales 'h.0' 0x1.0000000000000p-1, 'wte' 0x1.0000000000000p+1"
     assert scaled.binding() == aggregation.binding() + of_both
@@ -112,11 +115,20 @@ def test_noise_is_bound_to_numbers_and_not_to_names():
 
 
 @pytest.mark.parametrize(
-    "made", [Aggregation(1.5, 0.8, 0.125, bands=2), ConcentrationAggregation(None, 0.8, 0.125, 0.5, 20, 4.0)]
+    "made",
+    [
+        Aggregation(1.5, 0.8, 0.125, correlation=Banded(2)),
+        ConcentrationAggregation(None, 0.8, 0.125, 0.5, 20, 4.0),
+    ],
 )
 def test_noise_is_bound_to_every_field(made):
     for field in fields(made):
         value = getattr(made, field.name)
-        changed = (("wte", 2.0),) if field.name == "scales" else 2.0 if value is None else 2 * value or 0.25
-        other = replace(made, **{field.name: changed})
-        assert other.binding() != made.binding(), field.name
+        if field.name == "scales":
+            changed = [(("wte", 2.0),)]
+        elif field.name == "correlation":
+            changed = [Banded(3), Banded(2, 0.6), Buffered(2), Buffered(3)]
+        else:
+            changed = [2.0 if value is None else 2 * value or 0.25]
+        found = {replace(made, **{field.name: each}).binding() for each in changed} | {made.binding()}
+        assert len(found) == len(changed) + 1, field.name

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.linalg import toeplitz
 
-from confide.privacy.correlated_noise import coefficients, noise_in_weights, sensitivity
+from confide.privacy.correlated_noise import Banded, coefficients
 from tests.places import BENCHMARKS
 
 PATH = BENCHMARKS / "correlated.py"
@@ -80,4 +80,4 @@ def test_a_suggestion_tells_what_the_benchmark_does(correlated, name, bands):
     rates = [1 - step / STEPS if name == "linear decay" else 1.0 for step in range(STEPS)]
     below = np.array(coefficients(bands)[1:])
     error, _ = correlated._errors(correlated.WORKLOADS[name](STEPS), STEPS, below, 1.0)
-    assert sensitivity(bands) * noise_in_weights(bands, rates) == pytest.approx(error)
+    assert Banded(bands).sensitivity * Banded(bands).noise_in_weights(rates) == pytest.approx(error)

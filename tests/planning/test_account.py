@@ -17,7 +17,8 @@ from confide.planning import account as module
 from confide.planning import cost
 from confide.planning import plan as planning
 from confide.privacy import mechanisms
-from confide.privacy.accounting import Trials
+from confide.privacy.accounting import FixedBins, Trials
+from confide.privacy.correlated_noise import Buffered
 from confide.privacy.guarantee import PRIORS, Guarantee
 from confide.privacy.mechanisms.statement import calibrate
 from confide.privacy.mechanisms.tuned import CountedSweep
@@ -499,6 +500,27 @@ def test_no_more_steps_are_tried_than_kept_bins_allow():
     found = confide.account(**kept, noise_multiplier=2000, epsilon=8)
     assert (found.steps, found.more_steps) == (100_000, True)
     assert found.answer.startswith("Even 100,000 steps")
+
+
+def test_buffers_are_asked_for_in_place_of_bands():
+    binned = {
+        "process": "uls",
+        "rate": 0.125,
+        "delta": 1e-5,
+        "sampling": "bins",
+        "noise_multiplier": 1,
+        "steps": 24,
+    }
+    found = confide.account(**binned, buffers=3)
+    process = FixedBins(8, 24, tuple(Buffered(3).column(24)), Buffered(3).sensitivity)
+    assert found.epsilon == process.curve(1.0).epsilon(1e-5)
+    said = " ".join(dict(found.assumptions).values())
+    assert "correlated over all later steps, with 3 buffers" in said
+    assert "the same one in each" in said
+    with pytest.raises(InputError, match="either buffers or bands"):
+        confide.account(**binned, buffers=3, bands=2)
+    with pytest.raises(InputError, match="--buffers: 0 must be a finite number above 0"):
+        confide.account(**binned, buffers=0)
 
 
 def test_what_an_unfinished_epoch_means_is_said():

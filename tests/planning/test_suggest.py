@@ -10,6 +10,7 @@ import pytest
 
 from confide.config.loading import check
 from confide.data.shape import Shape
+from confide.planning import candidates
 from confide.planning import suggest as suggesting
 from confide.planning.plan import Size
 from confide.planning.progress import (
@@ -25,7 +26,7 @@ from confide.planning.progress import (
 from confide.planning.suggest import suggest
 from confide.privacy import mechanisms
 from confide.privacy.accounting import fixed_bins
-from confide.privacy.correlated_noise import noise_in_weights, sensitivity, walk_share
+from confide.privacy.correlated_noise import Banded, Buffered
 from confide.privacy.mechanisms.statement import calibrate
 from confide.privacy.mechanisms.uls import UserLevelSampling
 from confide.tuning.space import altered
@@ -230,12 +231,10 @@ def test_correlated_noise_is_told_of_where_it_leaves_less_in_the_weights(few):
             ).model_dump(mode="json")
         )
         setting = calibrate(mechanisms.build(raw), shape(), raw.privacy.epsilon, None, raw.privacy.delta)
-        exponent = setting.mechanism.exponent
-        noises.append(
-            setting.noise_multiplier * sensitivity(bands, exponent) * noise_in_weights(bands, rates, exponent)
-        )
+        matrix = Banded(bands, setting.mechanism.exponent)
+        noises.append(setting.noise_multiplier * matrix.sensitivity * matrix.noise_in_weights(rates))
     assert told["noise_in_weights"] == pytest.approx(noises[1] / noises[0], rel=0.01)
-    share = walk_share(told["bands"], rates)
+    share = Banded(told["bands"]).walk_share(rates)
     assert told["rate_factor"] == pytest.approx(share**-0.5)
     assert told["bands"] * first["sampling_probability"] <= 1
 
@@ -255,10 +254,24 @@ def test_where_the_rule_knows_rates_correlated_noise_is_ranked_at_its_own(few, m
     alike = ("mechanism", "steps", "rows_per_unit")
     other = next(row for row in others if all(row[key] == first[key] for key in alike))
     assert other["progress"] < first["progress"]
-    share = walk_share(first["bands"], [1.0] * first["steps"])
+    share = Banded(first["bands"]).walk_share([1.0] * first["steps"])
     assert first["learning_rate"] == pytest.approx(
         other["learning_rate"] / share**0.5, rel=0.06
     )  # two digits
+
+
+def test_buffers_are_suggested_where_bands_of_an_epoch_would_take_too_much_memory(few, monkeypatch):
+    monkeypatch.setattr(candidates, "_COPIES", 4.0 * SIZE.trainable * 4)  # four bands, or three buffers
+    found = suggest(config(), shape(), SIZE, count=1)["ranked"][0]
+    assert (found["bands"], found["sampling"]) == (1, "bins")
+    assert 2 <= found["buffers"] <= 3
+    assert found["settings"]["privacy.buffers"] == found["buffers"]
+    chosen = altered(config(), found["settings"], "test")
+    assert mechanisms.build(chosen).correlation == Buffered(found["buffers"])
+    monkeypatch.undo()
+    again = suggest(chosen, shape(), SIZE, count=1)["ranked"][0]
+    assert again["settings"]["privacy.buffers"] == 0  # the config's own are taken out
+    altered(chosen, again["settings"], "test")
 
 
 def test_scales_are_set_where_a_study_found_them_to_pay(few):

@@ -13,7 +13,7 @@ from confide.planning.plan import Size, in_plan
 from confide.planning.verdict import MOST, PART, verdict
 from confide.privacy import mechanisms
 from confide.privacy.accounting import MixtureOfGaussians, delta_default, least_noise
-from confide.privacy.correlated_noise import noise_in_weights, sensitivity
+from confide.privacy.correlated_noise import Banded
 from confide.privacy.mechanisms.statement import calibrate
 from tests.command import World, confide, tiny_model
 
@@ -95,7 +95,7 @@ def test_correlated_noise_counts_with_what_it_leaves_in_the_weights():
     for bands in (1, 8):
         process = MixtureOfGaussians.bernoulli(0.1 * bands, math.ceil(60 / bands))
         multiplier = least_noise(process, 8.0, delta_default(1603, 40 * 1603))
-        noises.append(multiplier * sensitivity(bands) * noise_in_weights(bands, [1.0] * 60))
+        noises.append(multiplier * Banded(bands).sensitivity * Banded(bands).noise_in_weights([1.0] * 60))
     ratio = correlated["noise_over_gradient"] / independent["noise_over_gradient"]
     assert ratio == pytest.approx(noises[1] / noises[0], rel=0.01)
     assert ratio < 0.85

@@ -13,13 +13,13 @@ from confide.planning import plan as planning
 from confide.privacy import accounting, correlated_noise, mechanisms
 from confide.privacy.accounting import MixtureOfGaussians
 from confide.privacy.correlated_noise import (
+    Banded,
     BandedNoise,
+    Buffered,
+    BufferedNoise,
+    Correlation,
     coefficients,
     exponent_for,
-    noise_in_steps,
-    noise_in_weights,
-    sensitivity,
-    walk_share,
 )
 from confide.privacy.mechanisms.none import NonPrivate
 from confide.privacy.mechanisms.statement import calibrate, state_guarantee
@@ -45,8 +45,12 @@ QUIET = Console(quiet=True)
 
 
 def matrix(bands: int, steps: int, exponent: float = 0.5) -> np.ndarray:
-    column = np.zeros(steps)
-    column[: min(bands, steps)] = coefficients(bands, exponent)[:steps]
+    return dense(Banded(bands, exponent), steps)
+
+
+def dense(correlation: Correlation, steps: int) -> np.ndarray:
+    column, found = np.zeros(steps), correlation.column(steps)[:steps]
+    column[: len(found)] = found
     return np.tril(toeplitz(column))
 
 
@@ -55,8 +59,8 @@ def test_uncut_it_is_the_square_root_of_prefix_sums():
     whole = matrix(12, 12)
     assert np.allclose(whole @ whole, np.tril(np.ones((12, 12))))
     assert coefficients(1) == [1.0]
-    assert sensitivity(1) == 1.0
-    assert sensitivity(5) == pytest.approx(np.linalg.norm(matrix(5, 12), axis=0).max())
+    assert Banded(1).sensitivity == 1.0
+    assert Banded(5).sensitivity == pytest.approx(np.linalg.norm(matrix(5, 12), axis=0).max())
 
 
 @pytest.mark.parametrize("bands", [1, 3, 20])
@@ -66,12 +70,13 @@ def test_noise_in_the_weights_is_that_of_many_runs(bands, decay):
     rates = [1 - decay * step for step in range(steps)]
     noise = np.linalg.solve(matrix(bands, steps), generator.normal(size=(steps, runs)))
     weights = np.cumsum(np.array(rates)[:, None] * noise, axis=0)
-    assert noise_in_weights(bands, rates) == pytest.approx(np.sqrt((weights**2).mean()), rel=0.01)
+    assert Banded(bands).noise_in_weights(rates) == pytest.approx(np.sqrt((weights**2).mean()), rel=0.01)
 
 
 def test_without_bands_noise_adds_up():
-    assert noise_in_weights(1, [1.0] * 4) == pytest.approx(math.sqrt((1 + 2 + 3 + 4) / 4))
-    assert noise_in_weights(4, [1.0] * 4) < noise_in_weights(2, [1.0] * 4) < noise_in_weights(1, [1.0] * 4)
+    assert Banded(1).noise_in_weights([1.0] * 4) == pytest.approx(math.sqrt((1 + 2 + 3 + 4) / 4))
+    four, two, one = (Banded(bands).noise_in_weights([1.0] * 4) for bands in (4, 2, 1))
+    assert four < two < one
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
@@ -82,16 +87,16 @@ def test_of_the_noise_of_steps_a_share_stays_in_the_weights(decay):
     as_long = generator.normal(size=(steps, runs)) * noise.std(1, keepdims=True)
     of_both = [np.cumsum(rates * each, axis=0) for each in (noise, as_long)]
     share = (of_both[0] ** 2).mean() / (of_both[1] ** 2).mean()
-    assert walk_share(4, rates[:, 0].tolist()) == pytest.approx(share, rel=0.02)
-    assert walk_share(1, rates[:, 0].tolist()) == 1.0
-    assert noise_in_steps(4, steps) == pytest.approx(noise.std(), rel=0.01)
+    assert Banded(4).walk_share(rates[:, 0].tolist()) == pytest.approx(share, rel=0.02)
+    assert Banded(1).walk_share(rates[:, 0].tolist()) == 1.0
+    assert Banded(4).noise_in_steps(steps) == pytest.approx(noise.std(), rel=0.01)
 
 
 @pytest.mark.parametrize("exponent", [0.5, 0.6, 0.8])
 @pytest.mark.parametrize("bands", [1, 2, 3, 7])
 def test_a_turn_moves_the_release_by_the_sensitivity_at_most_and_no_other_turn(bands, exponent):
     """By brute force: a gradient of any sign in every bands-th step, wherever the first of them is."""
-    steps, most = 12, sensitivity(bands, exponent)
+    steps, most = 12, Banded(bands, exponent).sensitivity
     c = matrix(bands, steps, exponent)
     for first in range(bands):
         turns = np.arange(first, steps, bands)
@@ -124,15 +129,15 @@ def test_the_exponent_for_a_schedule_never_loses_to_the_square_root(
     def noise(exponent: float) -> np.ndarray:
         inverse = solve_triangular(matrix(bands, steps, exponent), np.eye(steps), lower=True)
         weights = np.cumsum(rates[:, None] * inverse, axis=0)
-        return sensitivity(bands, exponent) ** 2 * (weights**2).sum(axis=1)
+        return Banded(bands, exponent).sensitivity ** 2 * (weights**2).sum(axis=1)
 
     ours, root = noise(exponent), noise(0.5)
     assert math.sqrt(ours.mean() / root.mean()) == pytest.approx(share, abs=1e-4)
     assert ours.mean() <= root.mean()
     assert ours.max() <= root.max()
-    assert noise_in_weights(bands, rates, exponent) * sensitivity(bands, exponent) == pytest.approx(
-        math.sqrt(ours.mean())
-    )
+    assert Banded(bands, exponent).noise_in_weights(rates) * Banded(
+        bands, exponent
+    ).sensitivity == pytest.approx(math.sqrt(ours.mean()))
 
 
 def test_a_very_long_run_takes_the_exponent_of_a_shorter_one_of_its_shape(monkeypatch):
@@ -142,14 +147,40 @@ def test_a_very_long_run_takes_the_exponent_of_a_shorter_one_of_its_shape(monkey
     exponent_for.cache_clear()
 
 
-@pytest.mark.parametrize("exponent", [0.5, 0.7])
-@pytest.mark.parametrize("bands", [2, 3, 7])
-def test_noise_is_the_inverse_matrix_times_independent_noise(bands, exponent):
+@pytest.mark.parametrize("buffers", [1, 2, 3, 5])
+def test_buffers_begin_as_the_square_root_and_never_end(buffers):
+    column = Buffered(buffers).column(4000)
+    exact = 2 * buffers
+    assert column[:exact] == pytest.approx(coefficients(exact), rel=1e-12)
+    assert column[exact] < coefficients(exact + 1)[-1]
+    assert min(column[:40]) > 0
+    assert Buffered(buffers).sensitivity == pytest.approx(np.linalg.norm(column), rel=1e-12)
+    assert Buffered(buffers).noise_in_weights([1.0] * 60) == pytest.approx(
+        np.sqrt((np.linalg.inv(dense(Buffered(buffers), 60)).cumsum(axis=0) ** 2).sum(axis=1).mean())
+    )
+
+
+def test_a_few_buffers_leave_as_much_noise_in_the_weights_as_many_bands():
+    """For an epoch of about as many steps as they reach back, of noise that is scaled to the matrix."""
+    for buffers, bands, steps in ((3, 15, 60), (4, 26, 104)):
+        few, many = (
+            each.sensitivity * each.noise_in_weights([1.0] * steps)
+            for each in (Buffered(buffers), Banded(bands))
+        )
+        assert few < 1.02 * many
+
+
+MATRICES = [Banded(bands, exponent) for bands in (2, 3, 7) for exponent in (0.5, 0.7)]
+MATRICES += [Buffered(buffers) for buffers in (1, 2, 4)]
+
+
+@pytest.mark.parametrize("correlation", MATRICES, ids=str)
+def test_noise_is_the_inverse_matrix_times_independent_noise(correlation):
     generator = np.random.default_rng(0)
     z = generator.normal(size=(9, 5))
-    correlated = BandedNoise(bands, lambda step: {"w": torch.tensor(z[step])}, exponent)
+    correlated = correlation.noise(lambda step: {"w": torch.tensor(z[step])})
     found = np.stack([noise_of(correlated, step, 3.0 * torch.tensor(z[step])) for step in range(9)])
-    assert np.allclose(found, 3.0 * np.linalg.solve(matrix(bands, 9, exponent), z))
+    assert np.allclose(found, 3.0 * np.linalg.solve(dense(correlation, 9), z))
 
 
 def noise_of(correlated, step, own, scale=3.0):
@@ -158,9 +189,10 @@ def noise_of(correlated, step, own, scale=3.0):
     return own
 
 
-def test_steps_before_a_resumed_one_are_made_up_for():
+@pytest.mark.parametrize("correlation", [Banded(4), Buffered(3)], ids=str)
+def test_steps_before_a_resumed_one_are_made_up_for(correlation):
     z = torch.randn(9, 5, generator=torch.Generator().manual_seed(0))
-    whole, late = (BandedNoise(4, lambda step: {"w": z[step].clone()}) for _ in range(2))
+    whole, late = (correlation.noise(lambda step: {"w": z[step].clone()}) for _ in range(2))
     for step in range(9):
         found = noise_of(whole, step, z[step].clone())
     for _ in range(2):  # the last step may be asked for again
@@ -171,10 +203,10 @@ def test_steps_before_a_resumed_one_are_made_up_for():
 
 
 # the step ------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("exponent", [0.5, 0.66])
-def test_a_step_adds_it_to_the_sum_times_the_sensitivity(exponent):
+@pytest.mark.parametrize("correlation", [Banded(3), Banded(3, 0.66), Buffered(2)], ids=str)
+def test_a_step_adds_it_to_the_sum_times_the_sensitivity(correlation):
     """Against steps with independent noise, which give Z, and a step without noise, which gives the sum."""
-    bands, clip, s, scale = 3, 0.7, 0.9, 0.25
+    clip, s, scale = 0.7, 0.9, 0.25
     draws = [some_draw(seed=1), NOTHING, some_draw((2, 1), seed=2), NOTHING, NOTHING]
 
     def updates(aggregation):
@@ -188,18 +220,18 @@ def test_a_step_adds_it_to_the_sum_times_the_sensitivity(exponent):
 
     independent = updates(Aggregation(clip, s, scale))
     bare = updates(Aggregation(clip, 0.0, scale))
-    found = updates(Aggregation(clip, s, scale, bands=bands, exponent=exponent))
+    found = updates(Aggregation(clip, s, scale, correlation=correlation))
     for name in bare[0]:
         noise = np.stack(
             [(a[name] - b[name]).numpy().ravel() for a, b in zip(independent, bare, strict=True)]
         )
         ours = np.stack([(a[name] - b[name]).numpy().ravel() for a, b in zip(found, bare, strict=True)])
-        expected = sensitivity(bands, exponent) * np.linalg.solve(matrix(bands, 5, exponent), noise)
+        expected = correlation.sensitivity * np.linalg.solve(dense(correlation, 5), noise)
         assert np.allclose(ours, expected, atol=4 * scale * step_of_grid(1.5 * clip * s)), name
 
 
 def test_what_is_taken_back_is_the_noise_itself_and_not_its_grid():
-    step = step_of(small.gpt2(), [NOTHING], Aggregation(0.7, 0.9, 0.25, bands=3))
+    step = step_of(small.gpt2(), [NOTHING], Aggregation(0.7, 0.9, 0.25, correlation=Banded(3)))
     for name, found in step._independent(1).items():
         exact = step._source(1, name).normal(found.numel()).view(found.shape)
         assert torch.equal(found, exact.float()), name
@@ -243,7 +275,7 @@ def test_a_unit_takes_part_in_as_many_turns_as_are_accounted_for(shape, name, un
     assert any("6 groups" in fact for fact in mechanism.parameters(shape).facts)
     setting = calibrate(mechanism, shape, 4.0)
     assert setting.curve().epsilon(setting.delta) <= 4.0
-    assert setting.noise_per_gradient() == setting.noise_multiplier * sensitivity(6) / 5
+    assert setting.noise_per_gradient() == setting.noise_multiplier * Banded(6).sensitivity / 5
 
 
 def test_plain_sgd_takes_the_exponent_for_its_schedule_and_the_accounting_is_the_same(shape, tmp_path):
@@ -256,8 +288,8 @@ def test_plain_sgd_takes_the_exponent_for_its_schedule_and_the_accounting_is_the
     for mechanism in (ours, decaying):
         setting = calibrate(mechanism, shape, 4.0)
         assert setting.parameters.process == root.parameters(shape).process
-        aggregation, most = setting.aggregation(), sensitivity(6, mechanism.exponent)
-        assert aggregation.exponent == mechanism.exponent
+        aggregation, most = setting.aggregation(), Banded(6, mechanism.exponent).sensitivity
+        assert aggregation.correlation == Banded(6, mechanism.exponent)
         assert aggregation.noise_scale == setting.noise_multiplier * most
         assert setting.noise_per_gradient() == setting.noise_multiplier * most / 5
         assert any(f"(1 - x)^-{mechanism.exponent:g} " in fact for fact in setting.parameters.facts)
@@ -308,7 +340,7 @@ def test_no_guess_from_the_sums_beats_the_curve_and_without_the_sensitivity_it_d
         tpr = np.mean(inside > where)
         return float((tpr - allowed.true_positive_rate(fpr)) / math.sqrt(0.25 / trials))
 
-    assert -3 < found(s * sensitivity(bands)) < 3  # the accounting is exact, too
+    assert -3 < found(s * Banded(bands).sensitivity) < 3  # the accounting is exact, too
     if bands > 1:
         assert found(s) > 5
 
@@ -320,7 +352,7 @@ def test_the_same_guarantee_leaves_less_noise_in_the_weights(shape):
     def last(bands: int) -> float:
         setting = calibrate(build("uls", steps=steps, epsilon=8.0, bands=bands), shape, 8.0)
         inverse = np.linalg.solve(matrix(bands, steps), np.eye(steps))
-        return setting.noise_multiplier * sensitivity(bands) * np.linalg.norm(inverse.sum(axis=0))
+        return setting.noise_multiplier * Banded(bands).sensitivity * np.linalg.norm(inverse.sum(axis=0))
 
     assert last(8) < 0.7 * last(1)
 
@@ -383,9 +415,10 @@ def test_more_groups_than_a_step_can_draw_from_are_refused(shape):
         build("uls", bands=9).parameters(shape)
 
 
-def test_an_audit_of_sums_takes_independent_noise(tmp_path):
+@pytest.mark.parametrize("key", ["bands", "buffers"])
+def test_an_audit_of_sums_takes_independent_noise(tmp_path, key):
     raw = config(tmp_path).model_dump(mode="json")
-    raw["privacy"]["bands"] = 2
+    raw["privacy"][key] = 2
     raw["canaries"] = {"count": 4, "white_box": True}
     with pytest.raises(InputError, match="independent"):
         check(raw)
@@ -405,6 +438,20 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(tmp_path):
         same(plain, whole)
 
 
+def test_a_run_with_buffers_that_was_stopped_goes_on_bit_for_bit_and_states_them(tmp_path):
+    settings = {"privacy__buffers": 2, "privacy__sampling": "bins"}
+    whole, cut = (Run(config(tmp_path / name, **settings)) for name in ("whole", "cut"))
+    fine_tune(whole, QUIET)
+    for until in (2, 11, 24):
+        outcome = fine_tune(cut, QUIET, until=until)
+    same(cut, whole)
+    found = outcome.guarantee
+    assert (found.bands, found.buffers) == (1, 2)
+    assert ("noise correlated over", "all later steps (2 buffers)") in found.lines()
+    assert any("the means of the powers of 0.853553, 0.146446 " in fact for fact in found.public_facts)
+    assert any("the same one in each" in fact for fact in found.public_facts)
+
+
 def noise_passes(job: Job) -> bool:
     checks = {each["name"]: each["ok"] for each in verify.verify(job)["checks"]}
     assert all(passed for name, passed in checks.items() if name != "noise of the stated size"), checks
@@ -418,9 +465,23 @@ def test_verify_knows_its_noise_and_notices_another(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(BandedNoise, "take_back", lambda *given: None)
         assert not noise_passes(job)
-    with monkeypatch.context() as patch:  # everywhere, as if the function itself were wrong
-        for where in ("privacy.mechanisms.values", "privacy.mechanisms.base", "privacy.correlated_noise"):
-            patch.setattr(f"confide.{where}.sensitivity", lambda *bands: 1.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Banded, "sensitivity", 1.0)
+        assert not noise_passes(job)
+
+
+def test_verify_knows_the_noise_of_buffers_and_notices_another(tmp_path, monkeypatch):
+    job = Job.of(Run(config(tmp_path / "a", privacy__buffers=2, privacy__sampling="bins")), QUIET)
+    assert noise_passes(job)
+    with monkeypatch.context() as patch:
+        patch.setattr(BufferedNoise, "take_back", lambda *given: None)
+        assert not noise_passes(job)
+    with monkeypatch.context() as patch:
+        patch.setattr(Buffered, "sensitivity", 1.0)
+        assert not noise_passes(job)
+    with monkeypatch.context() as patch:  # a buffer forgets too fast
+        patch.setattr(correlated_noise, "decays", lambda buffers: (0.6, 0.146446))
+        patch.setattr(Buffered, "sensitivity", job.mechanism.correlation.sensitivity)
         assert not noise_passes(job)
 
 

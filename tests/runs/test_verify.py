@@ -159,6 +159,7 @@ def test_all_is_well(job, kind, task, mechanism, adapter):
         ({"sampling": "truncated"}, {"max_batch": 6}),
         ({"sampling": "bins"}, {}),
         ({"sampling": "bins", "bands": 2}, {}),
+        ({"sampling": "bins", "buffers": 2}, {}),
         ({"scales": {"embeddings": 3.0, "h.0": 0.5}}, {}),
         ({"scales": {"embeddings": 2.0}, "common_tokens": 0.5}, {}),
         (

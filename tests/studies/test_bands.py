@@ -7,7 +7,7 @@ from studies.runner.findings import NOT_REPRODUCED, REPRODUCED, judged
 from studies.runner.study import Scale, Work
 
 from confide.planning.progress import best_rate
-from confide.privacy.correlated_noise import walk_share
+from confide.privacy.correlated_noise import Banded
 from studies import bands as study
 
 
@@ -28,7 +28,7 @@ def test_the_rate_grows_as_less_noise_stays():
     independent, most = keys_of(study.INDEPENDENT), keys_of(study.MOST)
     assert independent["train.learning_rate"] == pytest.approx(best_rate(32, "constant"))
     assert most["train.learning_rate"] == pytest.approx(
-        best_rate(32, "constant") / walk_share(16, [1.0] * 32) ** 0.5
+        best_rate(32, "constant") / Banded(16).walk_share([1.0] * 32) ** 0.5
     )
     assert most["train.betas"] == (0.6, 0.999)
     assert study.FIRST not in most

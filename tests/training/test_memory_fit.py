@@ -385,6 +385,8 @@ def test_what_a_process_is_limited_to_is_all_that_is_free(line, limit):
         ("selective", {"epsilon": 8.0}, "tensor-adamw", False, 2),
         ("dp-sgd", {"epsilon": 8.0}, "adamw", False, 2),
         ("dp-sgd", {"epsilon": 8.0}, "sgd", False, 0),
+        ("dp-sgd", {"epsilon": 8.0, "bands": 8}, "sgd", False, 8),
+        ("dp-sgd", {"epsilon": 8.0, "buffers": 3, "sampling": "bins"}, "sgd", False, 4),
     ],
 )
 def test_the_states_of_the_optimiser_are_counted(mechanism, privacy, optimizer, twin, copies):

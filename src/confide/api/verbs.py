@@ -75,6 +75,7 @@ def account(
     sampling: str = "poisson",
     max_batch: int | None = None,
     bands: int = 1,
+    buffers: int | None = None,
     trials: float | None = None,
     histograms: float | None = None,
 ) -> Account:
@@ -97,6 +98,7 @@ def account(
         sampling: poisson; truncated at `max_batch` (which els does not have); or bins (uls and dp-sgd).
         max_batch: the most units or rows of a truncated step.
         bands: uls and dp-sgd: steps over which the noise is correlated.
+        buffers: in their place, with bins: buffers with which all later steps take noise back.
         trials: count the best of so many trials on average, as `confide tune` does.
         histograms: uls and dp-sgd: noise multiplier of histograms that are released with the model, as
             `privacy.histograms.noise_multiplier`.
@@ -125,6 +127,7 @@ def account(
             sampling=sampling,
             max_batch=max_batch,
             bands=bands,
+            buffers=buffers,
             trials=trials,
             histograms=histograms,
         )

@@ -53,6 +53,12 @@ def account(
     bands: Annotated[
         int, typer.Option(metavar="N", help="uls, dp-sgd: steps over which the noise is correlated")
     ] = 1,
+    buffers: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="bins: instead of bands, buffers with which all later steps take noise back"
+        ),
+    ] = None,
     trials: Annotated[
         float | None,
         typer.Option(metavar="N", help="count the best of so many trials on average, as tune does"),
@@ -97,6 +103,7 @@ def account(
         sampling=sampling,
         max_batch=max_batch,
         bands=bands,
+        buffers=buffers,
         trials=trials,
         histograms=histograms,
     )

@@ -168,8 +168,9 @@ def suggestions(found: dict[str, Any]) -> None:
     columns = "mechanism sampling rows_per_unit batch steps learning_rate noise_multiplier noise_per_gradient".split()
     if found["learning_rate"] is None:
         columns.remove("learning_rate")
-    if any(row["bands"] > 1 for row in found["ranked"]):
-        columns.insert(columns.index("sampling") + 1, "bands")
+    for key, none in (("buffers", 0), ("bands", 1)):
+        if any(row[key] > none for row in found["ranked"]):
+            columns.insert(columns.index("sampling") + 1, key)
     rows = [
         [
             str(row["place"]),
@@ -193,7 +194,8 @@ def suggestions(found: dict[str, Any]) -> None:
         f"{found['impossible']:,} of them not possible; {found['basis']}"
     )
     if correlated := found["correlated"]:
-        settings = f"privacy.bands={correlated['bands']} and privacy.sampling={correlated['sampling']}"
+        key = "buffers" if correlated["buffers"] else "bands"
+        settings = f"privacy.{key}={correlated[key]} and privacy.sampling={correlated['sampling']}"
         print(
             f"not in the ranking: with {settings} the weights of the first one would hold "
             f"{number(correlated['noise_in_weights'])} times as much noise. It asks for a learning rate about "

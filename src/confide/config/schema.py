@@ -83,6 +83,15 @@ class Privacy(Section):
         "`sampling: bins` it needs less noise than with poisson: at epsilon 8, take as many bands as an epoch has "
         "steps. With poisson a unit can take part in every bands-th step alone. 1: independent noise",
     )
+    buffers: int = Field(
+        0,
+        ge=0,
+        le=16,
+        description="uls, dp-sgd: in place of `bands`, and with `sampling: bins` alone: noise of a step is taken back "
+        "in part by all later steps (buffered linear Toeplitz matrices). It takes the memory of this many copies of "
+        "the trainable weights and one more, where bands take one for each. Take 2 where an epoch has up to about 20 "
+        "steps, 3 or 4 where it has more. 0: none",
+    )
     scales: dict[str, Positive] = Field(
         default_factory=dict,
         description="factors on the gradients of some tensors before they are clipped, as `{embeddings: 2}`: they "

@@ -55,6 +55,7 @@ _OPTIONS = {
     "privacy.adjacency": "--adjacency",
     "privacy.sampling": "--sampling",
     "privacy.bands": "--bands",
+    "privacy.buffers": "--buffers",
     "privacy.rows_per_unit": "--rows-per-unit",
     "privacy.histograms.noise_multiplier": "--histograms",
     "privacy.histograms.of": "--histograms",
@@ -172,7 +173,8 @@ def _account(asked: Asked) -> Account:
         assert noise is not None
         assert asked.epsilon is not None
         first = calibrate(mechanism, shape, None, noise, delta, tuning)
-        most = MOST_OF_KEPT_BINS if mechanism.bands > 1 and mechanism.sampling == "bins" else MOST_STEPS
+        is_kept = mechanism.sampling == "bins" and not mechanism.correlation.is_independent
+        most = MOST_OF_KEPT_BINS if is_kept else MOST_STEPS
         steps = most_steps(
             lambda steps: tuning.parameters(replace(mechanism, steps=steps).parameters(shape)).process,
             noise,
@@ -231,7 +233,7 @@ def _check(asked: Asked) -> None:
             f"{asked.process}: from counts alone follow {', '.join(PROCESSES)}; for others write a config, and call "
             "confide plan"
         )
-    counts = ("units", "rows", "rows_per_unit", "steps", "max_batch", "bands")
+    counts = ("units", "rows", "rows_per_unit", "steps", "max_batch", "bands", "buffers")
     for name in (*counts, "batch", "rate", "epsilon", "noise_multiplier", "delta", "histograms"):
         value, given = getattr(asked, name), option(name)
         if value is None:
@@ -304,6 +306,7 @@ def _mechanism(asked: Asked) -> Mechanism:
         asked.rate,
         asked.steps,
         asked.bands,
+        asked.buffers or 0,
         0.5 if asked.unknown == "delta" else asked.delta,  # a delta that is found from literals is a literal
         asked.rows_per_unit or 1,
     )
@@ -345,7 +348,7 @@ def _assumptions(
     rate, what = parameters.sampling.rate, "row" if asked.draws_rows else "unit"
     draw = f"each {what} with probability {at_most(rate, 6)}, independently of the others"
     if asked.sampling == "bins":
-        kept = ", the same one in each" if asked.bands > 1 else ""
+        kept = "" if mechanism.correlation.is_independent else ", the same one in each"
         draw += f"; it takes part in exactly one step of every {bins_of(rate)}, which are an epoch{kept}"
         if rest := mechanism.steps % bins_of(rate):
             draw += f"; of the last {rest}, which are no whole epoch, in one or none"
@@ -360,12 +363,13 @@ def _assumptions(
         yield "its rows", f"at most {parameters.rows_per_unit:,} in use, each clipped on its own"
     yield "adjacency", f"{mechanism.adjacency}: compares {WORLDS[mechanism.adjacency]}"
     yield "sampling", f"{asked.sampling}: a step draws {draw}"
-    if asked.bands > 1:
+    if not mechanism.correlation.is_independent:
+        over = f"{asked.bands} steps" if asked.bands > 1 else f"all later steps, with {asked.buffers} buffers"
         yield (
             "noise",
-            f"correlated over {asked.bands} steps; its multiplier is relative to the distance by which one clipped "
-            f"gradient moves the release, {at_least(mechanism.sensitivity, 6)} clip norms with adamw (sgd has other "
-            "coefficients)",
+            f"correlated over {over}; its multiplier is relative to the distance by which one clipped "
+            f"gradient moves the release, {at_least(mechanism.sensitivity, 6)} clip norms"
+            f"{' with adamw (sgd has other coefficients)' if asked.bands > 1 else ''}",
         )
     if mechanism.histograms is not None:
         yield (

@@ -4,14 +4,14 @@
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from confide.data.shape import Shape
 from confide.planning.cost import Size
 from confide.planning.progress import SQUARES, WALK, gradients_in_noise, log_progress, own_rate, signal
 from confide.privacy.accounting import nearly_least_noise
-from confide.privacy.correlated_noise import compared_rates, noise_in_steps, walk_share
+from confide.privacy.correlated_noise import Buffered, compared_rates
 from confide.privacy.mechanisms.base import Mechanism
 from confide.privacy.mechanisms.values import PrivacyParameters
 from confide.utils.errors import InputError
@@ -27,6 +27,9 @@ _BANDS_IN_BINS = (8,)
 
 _COPIES = 4e9
 """Bytes that earlier noise may take in a suggestion: each band keeps a float32 copy of what trains."""
+
+_BUFFERS = (2, 3, 4)
+"""Buffers that are tried where bands of an epoch would take more."""
 
 
 @dataclass(frozen=True)
@@ -142,26 +145,31 @@ class Target:
         """Yield the same setting with noise that is correlated over steps; see `correlated_noise`.
 
         In groups that have their turns, and in bins that everybody keeps. Bins take a second to account for, so that
-        only 8 bands and as many as an epoch has steps are tried there. Others were best in two of the seven settings of
-        `benchmarks/kept_bins.py`.
+        only 8 bands and as many as an epoch has steps are tried there, and buffers where these would take too much
+        memory. Others were best in two of the seven settings of `benchmarks/kept_bins.py`.
         """
         mechanism, rate = each.mechanism, each.parameters.sampling.rate
         if not mechanism.correlates:
             return
         epoch = int(1 / rate * (1 + 1e-9))
-        most = min(mechanism.steps, epoch, int(_COPIES / (4 * self.size.trainable)))
+        copies = int(_COPIES / (4 * self.size.trainable))
+        whole = min(mechanism.steps, epoch)
+        most = min(whole, copies)
         groups = sorted({*(few for few in _BANDS if few < most), most} - {0, 1})
-        yield from self._over(replace(mechanism, sampling="poisson", warmup=warmup), groups, each)
-        in_bins = self._in_bins(each)
-        if in_bins is not None:
+        grouped = replace(mechanism, sampling="poisson", warmup=warmup)
+        yield from self._tried((replace(grouped, bands=bands) for bands in groups), each)
+        if (in_bins := self._in_bins(each)) is not None:
+            in_bins = replace(in_bins, warmup=warmup)
             few = sorted({*(few for few in _BANDS_IN_BINS if few < most), most} - {0, 1})
-            yield from self._over(replace(in_bins, warmup=warmup), few, each)
+            yield from self._tried((replace(in_bins, bands=bands) for bands in few), each)
+            buffers = (d for d in _BUFFERS if most < whole and Buffered(d).copies <= copies)
+            yield from self._tried((replace(in_bins, buffers=d) for d in buffers), each)
 
-    def _over(self, mechanism: Mechanism, several: Sequence[int], like: Candidate) -> Iterator[Candidate]:
+    def _tried(self, several: Iterable[Mechanism], like: Candidate) -> Iterator[Candidate]:
         near = like.noise_multiplier
-        for bands in several:
+        for mechanism in several:
             try:
-                found = self.candidate(replace(mechanism, bands=bands), near)
+                found = self.candidate(mechanism, near)
             except InputError:
                 return
             near = found.noise_multiplier
@@ -170,12 +178,11 @@ class Target:
 
 def _over_steps(mechanism: Mechanism, schedule: str) -> tuple[float, float]:
     """Return a step's noise in noise multipliers, and the share of its variance that stays in the weights."""
-    steps, bands = mechanism.steps, mechanism.bands
-    if bands == 1:
+    steps, correlation = mechanism.steps, mechanism.correlation
+    if correlation.is_independent:
         return 1.0, 1.0
     rates = compared_rates(steps, schedule, mechanism.warmup)
-    longer = mechanism.sensitivity * noise_in_steps(bands, steps, mechanism.exponent)
-    return longer, walk_share(bands, rates, mechanism.exponent)
+    return correlation.sensitivity * correlation.noise_in_steps(steps), correlation.walk_share(rates)
 
 
 def rounded(batch: float) -> float:

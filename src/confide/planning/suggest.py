@@ -96,12 +96,12 @@ def suggest(
 
     Returns:
         `budget_rows`, `considered`, `impossible`, `basis`, and `ranked`: each with mechanism, sampling, bands,
-            rows_per_unit, batch, steps, learning_rate (None if the rule knows none), noise_multiplier,
+            buffers, rows_per_unit, batch, steps, learning_rate (None if the rule knows none), noise_multiplier,
             noise_per_gradient, rows_seen, operations, progress, reason, and the `settings` to run it. `nearly`: the
             fewest and the most steps of settings that come within a tenth of the first. `learning_rate`: the rule's
             for the first one, and the config's; None if the rule knows none. `correlated`, where the rule knows no
-            rate, so that correlated noise is not ranked: the `bands`, and the `sampling` that goes with them, with
-            which the first would have the least noise in its weights, how much, relative to its own, and the
+            rate, so that correlated noise is not ranked: the `bands` or `buffers`, and the `sampling` that goes with
+            them, with which the first would have the least noise in its weights, how much, relative to its own, and the
             `rate_factor` by which its learning rate may be higher; None if none would have less.
 
     Raises:
@@ -229,6 +229,7 @@ def _correlated(first: Candidate, target: Target, config: "Config") -> dict[str,
         return None
     return {
         "bands": best.mechanism.bands,
+        "buffers": best.mechanism.buffers,
         "sampling": best.mechanism.sampling,
         "rate_factor": 1 / math.sqrt(best.share),
         "noise_in_weights": best.in_weights / first.in_weights,
@@ -243,7 +244,9 @@ def _families(own: Mechanism, config: "Config") -> Iterator[Mechanism]:
             f"privacy.mechanism: there is no suggestion for {own.name}, only for {', '.join(known)}"
         )
     for name in mechanisms.family(own) or (own.name,):
-        other = replace(rival(name, own, config), sampling="poisson", bands=1, schedule=_schedule(config))
+        other = replace(
+            rival(name, own, config), sampling="poisson", bands=1, buffers=0, schedule=_schedule(config)
+        )
         for cap in other.suggested_caps:
             yield replace(other, rows_per_unit=cap) if hasattr(other, "rows_per_unit") else other  # type: ignore[call-arg]
 
@@ -282,6 +285,7 @@ def _row(
         "mechanism": each.mechanism.name,
         "sampling": each.mechanism.sampling,
         "bands": each.mechanism.bands,
+        "buffers": each.mechanism.buffers,
         "rows_per_unit": each.cap,
         "batch": each.mechanism.batch,
         "steps": each.mechanism.steps,
@@ -305,6 +309,8 @@ def _settings(each: Candidate, setting: CalibratedMechanism, config: "Config") -
     found["privacy.selection"] = getattr(each.mechanism, "selection", None)
     found["privacy.resample"] = getattr(each.mechanism, "resample", False)
     found["privacy.sampling"], found["privacy.bands"] = each.mechanism.sampling, each.mechanism.bands
+    if each.mechanism.buffers or config.privacy.buffers:
+        found["privacy.buffers"] = each.mechanism.buffers
     found["privacy.delta"] = setting.delta
     batch = each.mechanism.batch
     found["train.batch"] = int(batch) if batch.is_integer() else batch
@@ -313,7 +319,7 @@ def _settings(each: Candidate, setting: CalibratedMechanism, config: "Config") -
         found["train.warmup"] = _warmup(config, each.mechanism.steps)
     if _knows_rate(config):
         found["train.learning_rate"], found["train.schedule"] = _rate(each, config), SCHEDULE
-        if each.mechanism.bands > 1 and config.train.betas is None:
+        if not each.mechanism.correlation.is_independent and config.train.betas is None:
             found["train.betas"] = list(BETAS)
         found |= _multiplied(each, config)
     return found | {"train.sampling_rate": None, "train.divisor": None, "train.max_batch": None}
@@ -347,7 +353,7 @@ def _reason(each: Candidate, first: Candidate) -> str:
     """Explain the place of a setting in the ranking, in a sentence."""
     steps, most = each.mechanism.steps, first.mechanism.steps
     facts = f"{steps} steps with noise {shown(math.sqrt(each.ratio))} times as long as the gradient"
-    if each.mechanism.bands > 1:
+    if not each.mechanism.correlation.is_independent:
         facts += f", {shown(math.sqrt(each.share))} of which stays in the weights"
     if each is first:
         return f"{facts}: first by this rule, of the settings that are possible"
@@ -360,7 +366,7 @@ def _reason(each: Candidate, first: Candidate) -> str:
     noise, signal_lost = math.log(each.noise / first.noise), math.log(first.signal / each.signal)
     in_noise = (math.log1p(each.ratio) - math.log1p(first.ratio)) / 2
     stays = math.log(each.share / first.share) / 2
-    is_alike = each.mechanism.bands == first.mechanism.bands
+    is_alike = each.mechanism.correlation == first.mechanism.correlation
     lost = {
         "noise": in_noise if is_alike and noise >= signal_lost else -math.inf,
         "signal": in_noise if is_alike and signal_lost > noise else -math.inf,

@@ -7,7 +7,7 @@ from confide.config.schedule import ADAMS
 from confide.data.shape import Shape
 from confide.planning.progress import gradients_in_noise, signal
 from confide.privacy import mechanisms
-from confide.privacy.correlated_noise import compared_rates, noise_in_weights
+from confide.privacy.correlated_noise import INDEPENDENT, compared_rates
 from confide.privacy.mechanisms.base import Mechanism
 from confide.privacy.strength import REASONABLE
 from confide.utils.rounding import at_most
@@ -68,7 +68,7 @@ def verdict(config: "Config", shape: Shape, size: "Size", chosen: "PlannedSettin
         "units_for_most": units["most"],
         "words": _in_words(
             expect,
-            _noise(times, mechanism.bands),
+            _noise(times, mechanism.correlation.is_independent),
             protected,
             units,
             chosen.epsilon,
@@ -79,14 +79,14 @@ def verdict(config: "Config", shape: Shape, size: "Size", chosen: "PlannedSettin
 
 def _left_in_weights(mechanism: Mechanism) -> float:
     """Return the noise that stays in the weights, over that of independent noise of a first step's length."""
-    if mechanism.bands == 1:
+    if mechanism.correlation.is_independent:
         return 1.0
     rates = compared_rates(mechanism.steps, mechanism.schedule, mechanism.warmup)
-    return noise_in_weights(mechanism.bands, rates, mechanism.exponent) / noise_in_weights(1, rates)
+    return mechanism.correlation.noise_in_weights(rates) / INDEPENDENT.noise_in_weights(rates)
 
 
-def _noise(times: float, bands: int) -> str:
-    if bands == 1:
+def _noise(times: float, is_independent: bool) -> str:
+    if is_independent:
         return f"the noise of a step is about {shown(times)} times as long as the gradient"
     return (
         "the noise, which is correlated over steps, leaves as much in the weights as independent noise about "

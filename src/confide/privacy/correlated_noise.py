@@ -1,29 +1,25 @@
 """Noise that is correlated over steps: later steps take back part of the noise that one step adds.
 
-This is banded matrix factorisation (Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization: A unified
-approach to private training"). Let C be lower-triangular, Toeplitz and `bands` wide, X the clipped sum of each step
-and Z independent noise. The mechanism releases C X + Z; training uses X + C^-1 Z, which follows from that. If units
-take part seldom, the weights after many steps hold far less noise than with independent noise of the same guarantee.
-
-C holds the first `bands` coefficients of (1 - x)^(-a). They follow from the exponent a alone, so they are the same on
-every machine. a = 1/2 is the square root of the matrix of prefix sums, cut off at `bands`. For a number of bands and
-the learning rates of a run other exponents leave less noise in the weights under SGD: `exponent_for` takes the best.
-An optimiser over all coefficients gained at most 1% more in three settings, over all of a banded matrix that is not
-Toeplitz 2.5% in two (docs/decisions.md). Whatever a is, the guarantee rests on the norm of C's largest column, which is
-computed from the coefficients in use.
+This is the matrix mechanism of differentially private training (Denisov et al. 2022). Let C be lower-triangular and
+Toeplitz, X the clipped sum of each step and Z independent noise. The mechanism releases C X + Z; training uses
+X + C^-1 Z, which follows from that. If units take part seldom, the weights after many steps hold far less noise than
+with independent noise of the same guarantee. There are two kinds of C: `Banded` and `Buffered`.
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from confide.config.schedule import share_of_peak
+from confide.utils.rounding import at_least
 
 if TYPE_CHECKING:  # accounting needs numbers alone, and torch takes seconds to import
     import torch
@@ -50,39 +46,204 @@ def coefficients(bands: int, exponent: float = SQUARE_ROOT) -> list[float]:
     return found
 
 
-def sensitivity(bands: int, exponent: float = SQUARE_ROOT) -> float:
-    """Compute the norm of C's largest column: how far one clipped gradient moves C X, in clip norms."""
-    return math.sqrt(math.fsum(c * c for c in coefficients(bands, exponent)))
+@lru_cache(maxsize=64)
+def decays(buffers: int) -> tuple[float, ...]:
+    """Return the numbers whose powers have the coefficients of `Buffered` as their mean."""
+    return tuple(math.cos((2 * i + 1) * math.pi / (4 * buffers)) ** 2 for i in range(buffers))
 
 
-def copies(bands: int) -> int:
-    """Return the memory for the noise of a step and of those before it, in float32 copies of the trainable weights."""
-    return bands if bands > 1 else 0
+class Correlation(ABC):
+    """A matrix C by which noise is correlated: lower-triangular and Toeplitz, without negative elements.
 
-
-def noise_in_weights(bands: int, rates: Sequence[float], exponent: float = SQUARE_ROOT) -> float:
-    """Compute the standard deviation of the noise in the weights, root mean square over the steps.
-
-    SGD takes steps of these learning rates, and a step's independent noise has a standard deviation of 1. Banded
-    matrix factorisation keeps this quantity small, for every weight alike. For AdamW it is a proxy.
+    The guarantee rests on the norm of its first column, which is computed from the coefficients in use.
     """
-    return float(np.sqrt(_variances(bands, exponent, np.asarray(rates)).mean()))
+
+    @property
+    @abstractmethod
+    def exponent(self) -> float:
+        """That of the power series of 1 - x which it follows."""
+
+    @abstractmethod
+    def column(self, steps: int) -> list[float]:
+        """Compute the first elements of C's first column, of a run of so many steps; those that follow are 0."""
+
+    @property
+    @abstractmethod
+    def sensitivity(self) -> float:
+        """The norm of C's largest column: how far one clipped gradient moves C X, in clip norms."""
+
+    @property
+    @abstractmethod
+    def copies(self) -> int:
+        """The memory for the noise of a step and of those before it, in float32 copies of the trainable weights."""
+
+    @property
+    @abstractmethod
+    def words(self) -> str:
+        """What C has in each column."""
+
+    @property
+    @abstractmethod
+    def binding(self) -> str:
+        """What noise of the same key depends on besides the number of bands, as text; empty for the usual exponent."""
+
+    @abstractmethod
+    def noise(self, independent: Callable[[int], Vectors]) -> CorrelatedNoise | None:
+        """Return what makes the noise of steps out of independent noise; None if noise is independent."""
+
+    @property
+    def is_independent(self) -> bool:
+        """True if C is the identity."""
+        return False
+
+    @property
+    def goes_on(self) -> bool:
+        """True if the column has elements above 0 after any number of steps."""
+        return False
+
+    def noise_in_weights(self, rates: Sequence[float]) -> float:
+        """Compute the standard deviation of the noise in the weights, root mean square over the steps.
+
+        SGD takes steps of these learning rates, and a step's independent noise has a standard deviation of 1. C keeps
+        this quantity small, for every weight alike. For AdamW it is a proxy.
+        """
+        return float(np.sqrt(self._variances(np.asarray(rates)).mean()))
+
+    def walk_share(self, rates: Sequence[float]) -> float:
+        """Compute how much of the noise of single steps stays in the weights, in the mean over the steps.
+
+        It is the variance of the noise in the weights, over what it would be if steps had as much noise, but
+        independent: 1 if it is, and less otherwise. An optimiser that divides by the length of gradient and noise
+        together has steps of one length, of which this share walks at random.
+        """
+        walk = np.cumsum(np.asarray(rates) ** 2 * self._of_steps(len(rates)))
+        return float(self._variances(np.asarray(rates)).sum() / walk.sum())
+
+    def noise_in_steps(self, steps: int) -> float:
+        """Compute the standard deviation of a step's noise over that of the first: root mean square over the steps."""
+        return float(np.sqrt(self._of_steps(steps).mean()))
+
+    def _variances(self, rates: np.ndarray) -> np.ndarray:
+        """Compute the variance of the noise in the weights after each step."""
+        steps = len(rates)
+        inverse = self._inverse(steps)
+        found = np.zeros(steps)
+        for i in range(steps):
+            found[i:] += np.cumsum(rates[i:] * inverse[: steps - i]) ** 2
+        return found
+
+    def _of_steps(self, steps: int) -> np.ndarray:
+        """Compute the variance of each step's noise, float64[steps]."""
+        found: np.ndarray = np.cumsum(self._inverse(steps) ** 2)
+        return found
+
+    def _inverse(self, steps: int) -> np.ndarray:
+        """Compute the first column of C^-1, float64[steps]."""
+        below = np.array(self.column(steps)[1:])
+        found: np.ndarray = np.eye(1, steps)[0]
+        for m in range(1, steps):
+            reach = min(m, len(below))
+            found[m] = -below[:reach] @ found[m - reach : m][::-1]
+        return found
 
 
-def walk_share(bands: int, rates: Sequence[float], exponent: float = SQUARE_ROOT) -> float:
-    """Compute how much of the noise of single steps stays in the weights, in the mean over the steps.
+@dataclass(frozen=True)
+class Banded(Correlation):
+    """Noise of a step is taken back in part by the `bands` - 1 steps that follow.
 
-    It is the variance of the noise in the weights, over what it would be if steps had as much noise, but independent:
-    1 with one band, and less with more. An optimiser that divides by the length of gradient and noise together has
-    steps of one length, of which this share walks at random.
+    This is banded matrix factorisation (Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization: A unified
+    approach to private training"). C holds the first `bands` coefficients of (1 - x)^(-a). They follow from the
+    exponent a alone, so they are the same on every machine. a = 1/2 is the square root of the matrix of prefix sums,
+    cut off at `bands`. For a number of bands and the learning rates of a run other exponents leave less noise in the
+    weights under SGD: `exponent_for` takes the best. An optimiser over all coefficients gained at most 1% more in three
+    settings, over all of a banded matrix that is not Toeplitz 2.5% in two (docs/decisions.md).
+
+    Attributes:
+        bands: 1 for independent noise.
+        exponent: a.
     """
-    walk = np.cumsum(np.asarray(rates) ** 2 * _of_steps(bands, exponent, len(rates)))
-    return float(_variances(bands, exponent, np.asarray(rates)).sum() / walk.sum())
+
+    bands: int = 1
+    exponent: float = SQUARE_ROOT
+
+    def column(self, steps: int) -> list[float]:
+        return coefficients(self.bands, self.exponent)
+
+    @property
+    def sensitivity(self) -> float:
+        return math.sqrt(math.fsum(c * c for c in coefficients(self.bands, self.exponent)))
+
+    @property
+    def copies(self) -> int:
+        return 0 if self.is_independent else self.bands
+
+    @property
+    def words(self) -> str:
+        return f"the first {self.bands} coefficients of (1 - x)^-{self.exponent:g} below one another"
+
+    @property
+    def binding(self) -> str:
+        return "" if self.exponent == SQUARE_ROOT else f" exponent {float(self.exponent).hex()}"
+
+    @property
+    def is_independent(self) -> bool:
+        return self.bands == 1
+
+    def noise(self, independent: Callable[[int], Vectors]) -> CorrelatedNoise | None:
+        return None if self.is_independent else BandedNoise(self, independent)
 
 
-def noise_in_steps(bands: int, steps: int, exponent: float = SQUARE_ROOT) -> float:
-    """Compute the standard deviation of a step's noise, root mean square over the steps, relative to a first one's."""
-    return float(np.sqrt(_of_steps(bands, exponent, steps).mean()))
+@dataclass(frozen=True)
+class Buffered(Correlation):
+    """Noise of a step is taken back in part by all later steps, with the memory of a few sums over the past.
+
+    This is a buffered linear Toeplitz matrix (Dvijotham et al. 2024, "Efficient and Near-Optimal Noise Generation for
+    Streaming Differential Privacy"). Its coefficients are means of powers, c_k = (t_1^k + ... + t_d^k) / d, with d
+    buffers and t_i = cos^2((2i - 1) pi / 4d). The coefficients of (1 - x)^(-1/2) are the moments of a beta
+    distribution, and this is their Gauss-Chebyshev quadrature: the first 2d are exactly those of `Banded`. Later ones
+    fall off as t_1^k, by a factor e in about 1.6 d^2 steps: three buffers reach some 15 steps back, and four 26.
+
+    Attributes:
+        buffers: d, at least 1.
+    """
+
+    buffers: int
+
+    @property
+    def exponent(self) -> float:
+        return SQUARE_ROOT
+
+    def column(self, steps: int) -> list[float]:
+        powers = np.array(decays(self.buffers))[:, None] ** np.arange(steps)
+        return [float(c) for c in powers.mean(axis=0)]
+
+    @property
+    def sensitivity(self) -> float:
+        """That of a run without end, so that it depends on no number of steps; a column's norm is at most this."""
+        each = decays(self.buffers)
+        return math.sqrt(math.fsum(1 / (1 - a * b) for a in each for b in each)) / self.buffers
+
+    @property
+    def copies(self) -> int:
+        return self.buffers + 1
+
+    @property
+    def words(self) -> str:
+        return f"the means of the powers of {', '.join(at_least(t, 6) for t in decays(self.buffers))} below one another"
+
+    @property
+    def goes_on(self) -> bool:
+        return True
+
+    @property
+    def binding(self) -> str:
+        return f" buffers {self.buffers}"
+
+    def noise(self, independent: Callable[[int], Vectors]) -> CorrelatedNoise:
+        return BufferedNoise(self, independent)
+
+
+INDEPENDENT = Banded()
 
 
 def compared_rates(steps: int, schedule: str, warmup: int) -> list[float]:
@@ -108,7 +269,8 @@ def exponent_for(bands: int, steps: int, schedule: str, warmup: int) -> float:
     def best(hundredths: range) -> int:
         for each in hundredths:
             if each not in found:
-                variances = sensitivity(bands, each / 100) ** 2 * _variances(bands, each / 100, rates)
+                tried = Banded(bands, each / 100)
+                variances = tried.sensitivity**2 * tried._variances(rates)
                 found[each] = float(f"{variances.mean():.9g}"), float(f"{variances.max():.9g}")
         first = round(100 * SQUARE_ROOT)
         return min(
@@ -119,52 +281,22 @@ def exponent_for(bands: int, steps: int, schedule: str, warmup: int) -> float:
     return best(range(max(round(100 * SQUARE_ROOT), near - 4), min(HIGHEST, near + 4) + 1)) / 100
 
 
-def _variances(bands: int, exponent: float, rates: np.ndarray) -> np.ndarray:
-    """Compute the variance of the noise in the weights after each step."""
-    steps = len(rates)
-    inverse = _inverse(bands, steps, exponent)
-    found = np.zeros(steps)
-    for i in range(steps):
-        found[i:] += np.cumsum(rates[i:] * inverse[: steps - i]) ** 2
-    return found
-
-
-def _of_steps(bands: int, exponent: float, steps: int) -> np.ndarray:
-    """Compute the variance of each step's noise, float64[steps]."""
-    found: np.ndarray = np.cumsum(_inverse(bands, steps, exponent) ** 2)
-    return found
-
-
-def _inverse(bands: int, steps: int, exponent: float) -> np.ndarray:
-    """Compute the first column of C^-1, float64[steps]."""
-    below = np.array(coefficients(min(bands, steps), exponent)[1:])
-    found: np.ndarray = np.eye(1, steps)[0]
-    for m in range(1, steps):
-        reach = min(m, len(below))
-        found[m] = -below[:reach] @ found[m - reach : m][::-1]
-    return found
-
-
-class BandedNoise:
-    """What C^-1 Z is beside Z, one step after the other. It keeps the noise of the last `bands` - 1 steps.
+class CorrelatedNoise(ABC):
+    """What C^-1 Z is beside Z, one step after the other.
 
     Args:
-        independent: step -> Z of that step, standard normal, of every parameter; called again for steps that were
-            taken
+        independent: step -> Z of that step, standard normal, of every parameter; called again for steps that were taken
             before a run was resumed.
-        exponent: of C.
     """
 
-    def __init__(self, bands: int, independent: Callable[[int], Vectors], exponent: float = SQUARE_ROOT):
-        self._below = coefficients(bands, exponent)[1:]
+    def __init__(self, independent: Callable[[int], Vectors]):
         self._independent = independent
-        self._said: deque[Vectors] = deque(maxlen=bands - 1)
         self._next = 0
 
     def take_back(self, step: int, sums: Vectors, scale: float) -> None:
         """Subtract the part of earlier noise that `step`, counted from 0, takes back: add scale * (C^-1 Z - Z).
 
-        The step's own Z is added afterwards, in the same way as noise without bands: what is released has been
+        The step's own Z is added afterwards, in the same way as independent noise: what is released has been
         rounded once, after its noise was added. Ask for steps in order; skipped steps are computed too. The last one
         may be asked for again.
         """
@@ -173,11 +305,53 @@ class BandedNoise:
         while self._next < step:
             found = self._independent(self._next)
             self._subtract(found, 1.0)
-            self._said.append(found)
+            self._keep(found)
             self._next += 1
         self._subtract(sums, scale)
+
+    @abstractmethod
+    def _subtract(self, vectors: Vectors, scale: float) -> None:
+        """Subtract `scale` times what the next step takes back."""
+
+    @abstractmethod
+    def _keep(self, noise: Vectors) -> None:
+        """Remember the noise of the step that follows those that are remembered."""
+
+
+class BandedNoise(CorrelatedNoise):
+    """Noise by a banded matrix. It keeps that of the last `bands` - 1 steps."""
+
+    def __init__(self, matrix: Banded, independent: Callable[[int], Vectors]):
+        super().__init__(independent)
+        self._below = coefficients(matrix.bands, matrix.exponent)[1:]
+        self._said: deque[Vectors] = deque(maxlen=len(self._below))
 
     def _subtract(self, vectors: Vectors, scale: float) -> None:
         for c, before in zip(self._below, reversed(self._said), strict=False):
             for name, vector in vectors.items():
                 vector.sub_(before[name], alpha=c * scale)
+
+    def _keep(self, noise: Vectors) -> None:
+        self._said.append(noise)
+
+
+class BufferedNoise(CorrelatedNoise):
+    """Noise by a buffered matrix. For each decay t it keeps the sum of t^k times the noise of k steps before."""
+
+    def __init__(self, matrix: Buffered, independent: Callable[[int], Vectors]):
+        super().__init__(independent)
+        self._decays = decays(matrix.buffers)
+        self._sums: list[Vectors] = []
+
+    def _subtract(self, vectors: Vectors, scale: float) -> None:
+        for t, before in zip(self._decays, self._sums, strict=False):
+            for name, vector in vectors.items():
+                vector.sub_(before[name], alpha=t / len(self._decays) * scale)
+
+    def _keep(self, noise: Vectors) -> None:
+        if not self._sums:
+            self._sums = [{name: each.clone() for name, each in noise.items()} for _ in self._decays]
+            return
+        for t, before in zip(self._decays, self._sums, strict=True):
+            for name, each in noise.items():
+                before[name].mul_(t).add_(each)

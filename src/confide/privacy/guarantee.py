@@ -88,7 +88,8 @@ class Guarantee:
         sampling, sampling_used: the sampling that the accounting assumes, and the one that the run used.
         expected_batch: units or rows a step.
         sampling_probability: the smallest and the largest of a row or unit, in any step.
-        bands: steps over which the noise is correlated; 1 if it is independent.
+        bands: steps over which the noise is correlated; 1 if it is independent, or all later steps take it back.
+        buffers: how many sums over the past are kept to take noise back in all later steps; 0 if it is not.
         accountant, accountant_version, discretisation: what computed the numbers (interval of the loss grid).
         protected_output: which artefact, and whether one release or several with their sum.
         provenance: code version, date, hardware, and keyed fingerprints of config and data.
@@ -131,6 +132,7 @@ class Guarantee:
     secret_targets: Pairs = ()
     closest_secrets: tuple[tuple[str, float, float, float], ...] = ()
     bands: int = 1
+    buffers: int = 0
     epsilons: tuple[tuple[str, float], ...] = ()
     worlds: str = ""
     units: int | None = None
@@ -229,6 +231,13 @@ class Guarantee:
         """Return the sentences without the lists of what is public and of what is not covered: they are lines, too."""
         return [sentence for sentence in self.words if not sentence.startswith(_LISTS)]
 
+    @property
+    def correlated_over(self) -> str:
+        """Over which steps noise is correlated, in words; empty if it is independent."""
+        if self.buffers:
+            return f"all later steps ({self.buffers} buffer{'s' * (self.buffers > 1)})"
+        return f"{self.bands} steps" if self.bands > 1 else ""
+
     def weakness(self) -> list[str]:
         """Return the sentences that say how little a claim may be worth."""
         return [sentence for sentence in self.words if sentence.startswith(WEAK)]
@@ -287,7 +296,7 @@ class Guarantee:
             ("sampling used", self.sampling_used),
             ("expected batch", f"{self.expected_batch:.6g}"),
             ("sampling probability", chance),
-            *([("noise correlated over", f"{self.bands} steps")] if self.bands > 1 else []),
+            *([("noise correlated over", self.correlated_over)] if self.correlated_over else []),
             (
                 "accountant",
                 f"{self.accountant} {self.accountant_version}, discretisation {self.discretisation:g}",
@@ -376,6 +385,7 @@ def _check_numbers(g: Guarantee) -> None:
         "sampling_probability": len(g.sampling_probability) == 2
         and 0 <= g.sampling_probability[0] <= g.sampling_probability[1] <= 1,
         "bands": g.bands >= 1,
+        "buffers": g.buffers >= 0 and (g.bands == 1 or not g.buffers),
         "discretisation": 0 <= g.discretisation < math.inf,
         "secret_targets": bool(g.secret_targets) == (g.notion == "(p, r)-secret protection"),
         "epsilons": all(value >= 0 for _, value in g.epsilons) and (bool(g.estimates) or not g.epsilons),

@@ -142,8 +142,8 @@ class Ledger:
         others = {entry.get("generator", generator) for entry in self.entries[1:]} - {generator}
         if others:
             raise InputError(
-                f"privacy.bands: steps of this run were taken with noise by {min(others)}, and would go on with noise "
-                f"by {generator}, which cannot take the former back; resume on the kind of device that it ran on"
+                f"correlated noise: steps of this run were taken with noise by {min(others)}, and would go on with "
+                f"noise by {generator}, which cannot take the former back; resume on the kind of device that it ran on"
             )
 
     def _repeat(self, number: int, old: dict[str, Any], wanted: dict[str, Any]) -> None:

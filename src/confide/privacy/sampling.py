@@ -86,14 +86,15 @@ class Sampling:
     """A rule for drawing from n items: `kind`, the probability of each, and the cap of a truncated draw.
 
     With `bands` above 1 the items of a Poisson draw are dealt into so many groups, whose turns come one after the
-    other. An item whose turn it is has `bands` times the probability. In bins, `bands` above 1 means that each item
-    keeps its bin.
+    other. An item whose turn it is has `bands` times the probability. In bins, `bands` above 1 or `buffers` above 0
+    means that each item keeps its bin.
     """
 
     kind: str
     rate: float
     cap: int | None = None
     bands: int = 1
+    buffers: int = 0
 
     def draw(self, n: int, key: RunKey, phase: str, step: int) -> np.ndarray:
         """Draw the indices of `step` (counted from 0), ascending: int64[m]; m may be 0."""
@@ -120,7 +121,7 @@ class Sampling:
     @property
     def keeps_bins(self) -> bool:
         """True if each item takes part in the same step of every epoch."""
-        return self.kind == "bins" and self.bands > 1
+        return self.kind == "bins" and (self.bands > 1 or self.buffers > 0)
 
     @property
     def groups(self) -> int:
@@ -134,7 +135,8 @@ class Sampling:
 
     def record(self, fingerprint: Callable[[bytes], str]) -> dict[str, Any]:
         """Return the ledger's description of this sampling."""
-        return asdict(self)
+        found = asdict(self)
+        return found if self.buffers else {name: found[name] for name in found if name != "buffers"}
 
     def _shuffled(self, n: int, key: RunKey, phase: str, step: int) -> np.ndarray:
         """Return the next batch of an endless sequence of random orders of all n."""

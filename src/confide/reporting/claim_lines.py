@@ -181,8 +181,8 @@ def _numbers(g: Guarantee) -> list[tuple[str, str]]:
         ("sampling probability", chance),
         ("expected batch", f"{g.expected_batch:.6g}"),
     ]
-    if g.bands > 1:
-        found.append(("noise is correlated over", f"{g.bands} steps"))
+    if g.correlated_over:
+        found.append(("noise is correlated over", g.correlated_over))
     if g.units is not None:
         found.insert(0, ("units", f"{g.units:,}"))
     return found + [(f"epsilon {what}", at_most(value)) for what, value in g.epsilons]

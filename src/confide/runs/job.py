@@ -304,6 +304,7 @@ class Job:
             self.setting.parameters,
             self.mechanism.aggregation(self.setting.parameters, self.setting.noise_multiplier),
         )
+        exponent = aggregation.correlation.exponent
         return {
             "mechanism": self.mechanism.name,
             "steps": self.mechanism.all_steps,
@@ -322,7 +323,7 @@ class Job:
             "model": self.key.fingerprint(self.base),
             "noise": LAYOUT,
             # Runs that began before 2026-11-29 have none: with adamw it is always this one.
-            **({"exponent": aggregation.exponent} if aggregation.exponent != SQUARE_ROOT else {}),
+            **({"exponent": exponent} if exponent != SQUARE_ROOT else {}),
             **histograms.header(self.mechanism, self.run.config.data, self.key),
         } | (self._planted() if self.run.config.canaries.count else {})
 

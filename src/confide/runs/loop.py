@@ -140,7 +140,11 @@ class Loop:
             run = job.run
             trackers = trackers_of(run.config, run.folder, console.say, run.may_be_told_of)
             self.metrics = Metrics(run.metrics_path, trackers)
-        if ledger is not None and job.mechanism.bands > 1 and self.done < job.mechanism.all_steps:
+        if (
+            ledger is not None
+            and not job.mechanism.correlation.is_independent
+            and self.done < job.mechanism.all_steps
+        ):
             ledger.refuse_another_generator(self.generator)
         if checkpoint is not None:
             if ledger is not None:

@@ -6,6 +6,7 @@ Noise that is correlated over steps is turned back into independent noise by its
 from dataclasses import replace
 from itertools import count
 
+import numpy as np
 import torch
 from scipy.stats import chi2
 
@@ -32,7 +33,8 @@ _SAME = 1e-3
 def noise_check(job: Job, draw: Draw) -> Check:
     """Check that the noise of steps has the stated standard deviation, in each parameter, fresh each time.
 
-    With `bands` there are more steps than bands, so that the noise of the first step is taken back in full.
+    With `bands` there are more steps than bands, so that the noise of the first step is taken back in full. With
+    `buffers` it never is.
     """
     name = "noise of the stated size"
     stated = stated_noise(job)
@@ -43,10 +45,12 @@ def noise_check(job: Job, draw: Draw) -> Check:
     squares, counts = dict.fromkeys(clean, 0.0), dict.fromkeys(clean, 0)
     earlier: dict[str, list[torch.Tensor]] = {key: [] for key in clean}
     repeats: set[str] = set()
-    column = matrix(job)
+    privacy = job.run.config.privacy
+    few = MOST_STEPS if privacy.buffers else max(2, privacy.bands + 1)
+    column = matrix(job, max(few, MOST_STEPS))
+    reach = int(np.flatnonzero(column)[-1]) + 1
     said: dict[str, list[torch.Tensor]] = {key: [] for key in clean}
-    few = max(2, len(column) + 1)
-    share = max(1, KEPT // (len(column) * len(clean)))
+    share = max(1, KEPT // (reach * len(clean)))
     # The first step holds rows, the others none. Noise must go into both.
     taken = each_undone(job, [draw], same_noise(job), range(max(few, MOST_STEPS)))
     of_step: list[tuple[float, int]] = []  # the sum of squares of each step's noise, and of how many values
@@ -54,8 +58,8 @@ def noise_check(job: Job, draw: Draw) -> Check:
         before = sum(squares.values()), sum(counts.values())
         for key, own in values.items():
             noise = (own.double() - clean[key] if steps == 1 else own.double()) / stated
-            if len(column) > 1:
-                said[key] = [noise.flatten()[:share].cpu(), *said[key][: len(column) - 1]]
+            if reach > 1:
+                said[key] = [noise.flatten()[:share].cpu(), *said[key][: reach - 1]]
                 noise = torch.stack([c * part for c, part in zip(column, said[key], strict=False)]).sum(0)
             squares[key] += float((noise**2).sum())
             counts[key] += noise.numel()

@@ -1,13 +1,12 @@
 """Take single steps for a verification: on chosen draws, with the job's own noise or another, and undo them."""
 
-import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.special import binom
+from scipy.special import binom, roots_sh_chebyt
 
 from confide.models import loading as models
 from confide.privacy.mechanisms.values import Aggregation
@@ -66,10 +65,17 @@ def scales(job: Job) -> dict[str, float | torch.Tensor]:
     return scales_of(job.model, privacy.scales.items(), privacy.common_tokens)
 
 
-def matrix(job: Job) -> list[float]:
-    """Compute the first column of C, by which noise is correlated over steps, from the binomial series itself."""
-    bands, exponent = job.run.config.privacy.bands, job.mechanism.exponent
-    return [float(binom(k + exponent - 1, k)) for k in range(bands)]
+def matrix(job: Job, steps: int) -> np.ndarray:
+    """Compute the first column of C, by which noise is correlated over so many steps: float64[steps].
+
+    It follows from the binomial series itself, or from the points of the quadrature in scipy's tables.
+    """
+    privacy, exponent, k = job.run.config.privacy, job.mechanism.exponent, np.arange(steps)
+    if privacy.buffers:
+        points, weights = roots_sh_chebyt(privacy.buffers)
+        found: np.ndarray = (weights / weights.sum()) @ points[:, None] ** k
+        return found
+    return np.where(k < privacy.bands, binom(k + exponent - 1, k), 0.0)
 
 
 def stated_noise(job: Job) -> float:
@@ -78,7 +84,14 @@ def stated_noise(job: Job) -> float:
     if combine(job).radii:
         assert privacy.tau is not None
         return s * privacy.tau / job.setting.parameters.units
-    return s * privacy.clip_norm * math.hypot(*matrix(job)) * scale(job) if is_private(job) else 0.0
+    return s * privacy.clip_norm * _norm(job) * scale(job) if is_private(job) else 0.0
+
+
+def _norm(job: Job) -> float:
+    """Compute the norm of C's first column of a run without end."""
+    privacy = job.run.config.privacy
+    # Its elements fall off at least as fast as exp(-0.6 k / d^2).
+    return float(np.linalg.norm(matrix(job, max(privacy.bands, 100 * privacy.buffers**2))))
 
 
 def scale(job: Job) -> float:

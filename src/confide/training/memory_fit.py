@@ -14,7 +14,7 @@ from confide.config import registry
 from confide.config.schedule import ADAMS
 from confide.distributed.ranks import Ranks
 from confide.distributed.sharding import is_sharded
-from confide.privacy.correlated_noise import copies
+from confide.privacy.correlated_noise import Banded, Buffered
 from confide.randomness.streams import RunKey
 from confide.training.line_packing import WIDEST
 from confide.training.tasks import Task
@@ -49,7 +49,8 @@ def optimizer_copies(config: "Config", is_twin: bool = False) -> int:
         states = 1 if train.optimizer == "tensor-adamw" and not is_plain else 2
     else:
         states = 1 if train.momentum else 0
-    return states + copies(config.privacy.bands) + (train.average.kind != "none")
+    correlation = Buffered(privacy.buffers) if privacy.buffers else Banded(privacy.bands)
+    return states + correlation.copies + (train.average.kind != "none")
 
 
 def fit(

@@ -17,7 +17,6 @@ from confide.distributed.ranks import Ranks
 from confide.distributed.sharding import first_index, like, part
 from confide.models import loading as models
 from confide.models.expected_tokens import expected_tokens
-from confide.privacy.correlated_noise import BandedNoise
 from confide.privacy.mechanisms.values import Aggregation, Sampler
 from confide.privacy.sampling import Draw, StopTraining
 from confide.randomness.streams import FastStream, Normal, RunKey, add_noise
@@ -46,8 +45,8 @@ class PrivateStep:
 
     Formal guarantee: with the `Aggregation` and `Sampler` of one mechanism, step t computes (sum over drawn units
     of clip(g_u, C) + N(0, s^2 C^2 I)) * scale. Here clip gives 0 for a gradient that is not finite, so that no
-    unit can end the run. `accounting` composes exactly that (where `aggregation.bands` is above 1, N is
-    `correlated_noise.BandedNoise`, times s C and the sensitivity of its matrix). An empty draw is a noise-only
+    unit can end the run. `accounting` composes exactly that (where noise is correlated over steps, N is
+    `correlated_noise.CorrelatedNoise`, times s C and the sensitivity of its matrix). An empty draw is a noise-only
     step, and the scale never depends on what was drawn. With several ranks, all make the same draw, and each
     clips its share of the units. The noise of an element of the one sum is the same value wherever it is added:
     it is the noise of one process, not one noise per rank (`fast` noise of a split model: independent values, but
@@ -111,11 +110,7 @@ class PrivateStep:
         )
         self._has_begun = False
         self._ahead = DrawAhead(self.ranks.device.type != "cpu")
-        self.correlated = (
-            BandedNoise(aggregation.bands, self._independent, aggregation.exponent)
-            if aggregation.bands > 1
-            else None
-        )
+        self.correlated = aggregation.correlation.noise(self._independent)
 
     def __call__(
         self, step: int, before_update: Callable[[Draw], None] | None = None

@@ -10,7 +10,7 @@ from confide.privacy import accounting
 from confide.privacy.accounting import BallsInBins, FixedBins, MixtureOfGaussians
 from confide.privacy.accounting import fixed_bins as module
 from confide.privacy.accounting.fixed_bins import CHANCE, _bounds, _hull
-from confide.privacy.correlated_noise import coefficients
+from confide.privacy.correlated_noise import Buffered, coefficients
 from confide.utils.errors import InputError
 
 EPSILONS = np.array([-2.0, -0.5, 0.0, 0.3, 1.0, 2.0])
@@ -106,7 +106,7 @@ def losses(process: FixedBins, s: float, trials: int, gradient, is_there: bool) 
     generator = np.random.default_rng(7)
     c = np.zeros(process.steps)
     c[: len(process.column)] = process.column
-    std = s * math.sqrt(sum(x * x for x in process.column))
+    std = s * (process.norm or math.sqrt(sum(x * x for x in process.column)))
     place = generator.integers(process.bins, size=trials)
     given = np.zeros((trials, process.steps))
     seen = np.zeros((trials, process.steps))
@@ -158,6 +158,23 @@ def test_no_attacker_sees_more_and_one_who_never_turns_sees_all(bins, steps, ban
             assert found <= claimed + 5 * error
             if gradient is always:
                 assert claimed <= 1.02 * found + 6 * error + 2e-5
+
+
+@pytest.mark.parametrize("gradient", [always, turning])
+def test_nor_does_one_who_sees_noise_that_all_later_steps_take_back(gradient):
+    steps, s = 12, 1.0
+    column = Buffered(2).column(steps)
+    process, cut = (FixedBins(4, steps, tuple(column), norm) for norm in (Buffered(2).sensitivity, None))
+    curve, trials = process.curve(s), 60_000
+    there, absent = (losses(process, s, trials, gradient, each) for each in (True, False))
+    for epsilon in (0.0, 0.5, float(np.quantile(there, 0.95))):
+        for direction, sample in ((curve.removal, there), (curve.addition, -absent)):
+            each = np.maximum(-np.expm1(epsilon - sample), 0)
+            claimed = float(direction.delta(epsilon))
+            assert each.mean() <= claimed + 5 * each.std() / math.sqrt(trials)
+            if gradient is always:
+                assert claimed <= 1.02 * each.mean() + 6 * each.std() / math.sqrt(trials) + 2e-5
+    assert cut.curve(s).epsilon(1e-3) > curve.epsilon(1e-3)  # a shorter column is less noise
 
 
 def test_an_attacker_who_turns_sees_less():

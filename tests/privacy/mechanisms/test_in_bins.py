@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.linalg import toeplitz
 
 from confide.planning import plan as planning
 from confide.privacy import mechanisms
 from confide.privacy.accounting import BallsInBins, Exchanged, FixedBins
-from confide.privacy.correlated_noise import coefficients
+from confide.privacy.correlated_noise import Banded, Buffered, coefficients
 from confide.privacy.mechanisms.none import NonPrivate
 from confide.privacy.mechanisms.statement import calibrate, state_guarantee, warnings
 from confide.randomness.streams import RunKey
@@ -72,6 +73,36 @@ def test_under_correlated_noise_everybody_keeps_the_bin(graph, name, population,
     assert sorted(each for drawn in first for each in drawn) == list(range(population))
 
 
+@pytest.mark.parametrize("buffers", [1, 3])
+def test_with_buffers_everybody_keeps_the_bin_and_all_steps_are_accounted(graph, buffers):
+    shape = graph.shape()
+    mechanism = build("uls", sampling="bins", batch=5.0, buffers=buffers)
+    matrix = Buffered(buffers)
+    for steps in (50, 20):  # a run that ends early has the noise of one that does not
+        process = mechanism.parameters(shape, steps).process
+        assert process == FixedBins(8, steps, tuple(matrix.column(steps)), matrix.sensitivity)
+    c = np.tril(toeplitz(matrix.column(50)))
+    means = np.stack([c[:, j::8].sum(axis=1) for j in range(8)])
+    found = mechanism.parameters(shape).process.gram(2.0)
+    assert found == pytest.approx(means @ means.T / (2.0 * matrix.sensitivity) ** 2)
+    aggregation = mechanism.aggregation(mechanism.parameters(shape), 2.0)
+    assert aggregation.noise_scale == pytest.approx(2.0 * matrix.sensitivity * mechanism.clip_norm)
+    assert not aggregation.correlation.is_independent
+    sampler = mechanism.sampler(graph, KEY, "main", lambda: None)
+    assert sampler.draw(1).unit_ids.tolist() == sampler.draw(9).unit_ids.tolist()
+
+
+def test_two_buffers_leave_little_more_noise_than_an_epoch_of_bands(graph):
+    """In the weights, after as many steps as a short run has, at the same epsilon and delta."""
+    noises = []
+    for changes in ({"bands": 8}, {"buffers": 2}):
+        setting = calibrate(build("uls", sampling="bins", steps=24, **changes), graph.shape(), 4.0)
+        assert setting.curve().epsilon(setting.delta) <= 4.0
+        matrix = setting.mechanism.correlation
+        noises.append(setting.noise_multiplier * matrix.sensitivity * matrix.noise_in_weights([1.0] * 24))
+    assert noises[0] < noises[1] < 1.1 * noises[0]
+
+
 def test_the_matrix_that_is_accounted_is_that_of_the_noise(graph):
     """Under SGD it follows from the planned steps, and stays what it is where a run ends early."""
     mechanism = replace(build("uls", sampling="bins", bands=8), optimizer="sgd")
@@ -80,7 +111,7 @@ def test_the_matrix_that_is_accounted_is_that_of_the_noise(graph):
         parameters = mechanism.parameters(graph.shape(), steps)
         assert parameters.process == FixedBins(8, steps, tuple(coefficients(8, mechanism.exponent)))
     aggregation = mechanism.aggregation(parameters, 2.0)
-    assert (aggregation.bands, aggregation.exponent) == (8, mechanism.exponent)
+    assert aggregation.correlation == Banded(8, mechanism.exponent)
     column = parameters.process.column
     assert aggregation.noise_scale == pytest.approx(2.0 * np.linalg.norm(column) * mechanism.clip_norm)
 
@@ -101,12 +132,12 @@ def test_noise_meets_the_target_with_less_of_it_than_coins_need(graph):
     assert dealt.noise_multiplier < 0.97 * coins.noise_multiplier
 
 
-@pytest.mark.parametrize("bands", [1, 6])
+@pytest.mark.parametrize(("bands", "buffers"), [(1, 0), (6, 0), (1, 2)])
 @pytest.mark.parametrize("adjacency", ["zero-out", "replace-one", "add-or-remove"])
-def test_epsilon_follows_from_what_the_guarantee_says(graph, adjacency, bands):
+def test_epsilon_follows_from_what_the_guarantee_says(graph, adjacency, bands, buffers):
     """Somebody who has guarantee.json alone; the claim is a theorem."""
     literal = {"delta": 1e-4, "noise_multiplier": 1.2, "sampling_rate": 0.125, "divisor": 5.0}
-    changes = {"sampling": "bins", "adjacency": adjacency, "bands": bands} | (
+    changes = {"sampling": "bins", "adjacency": adjacency, "bands": bands, "buffers": buffers} | (
         literal if adjacency == "add-or-remove" else {}
     )
     settings = config("uls", **changes)
@@ -120,9 +151,14 @@ def test_epsilon_follows_from_what_the_guarantee_says(graph, adjacency, bands):
     assert stated["sampling"] == stated["sampling_used"] == "bins"
     low, high = stated["sampling_probability"]
     process = BallsInBins(round(1 / high), stated["steps"])
-    assert stated["bands"] == bands
+    assert (stated["bands"], stated["buffers"]) == (bands, buffers)
     if bands > 1:
         process = FixedBins(round(1 / high), stated["steps"], tuple(coefficients(bands)))
+    if buffers:
+        column = Buffered(buffers).column(10_000)
+        process = FixedBins(
+            round(1 / high), stated["steps"], tuple(column[:21]), float(np.linalg.norm(column))
+        )
     assert (low, stated["steps"]) == (high, 21)
     if adjacency == "replace-one":
         process = Exchanged(process)
@@ -140,11 +176,22 @@ def test_epsilon_follows_from_what_the_guarantee_says(graph, adjacency, bands):
         ("uls", {"max_batch": 3, "bands": 3}, "option of sampling: truncated"),
         ("uls", {"max_batch": 9}, "option of sampling: truncated"),
         ("uls", {"adjacency": "add-or-remove"}, "literal constant"),
+        ("uls", {"buffers": 2, "bands": 3}, "either buffers or bands"),
+        ("els", {"buffers": 2}, "under uls and dp-sgd, not under els"),
     ],
 )
 def test_what_does_not_go_with_it_is_refused(mechanism, changes, words):
     with pytest.raises(InputError, match=words):
         config(mechanism, sampling="bins", **changes)
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "truncated", "shuffle"])
+def test_buffers_are_for_bins_alone(sampling):
+    most = {"max_batch": 9} if sampling == "truncated" else {}
+    with pytest.raises(InputError, match=r"privacy\.buffers\) needs sampling: bins"):
+        config("uls", sampling=sampling, buffers=2, **most)
+    with pytest.raises(AssertionError, match="nothing accounts for"):
+        replace(build("uls", sampling=sampling, **most), buffers=2)
 
 
 def test_no_other_way_leads_to_draws_that_nothing_accounts_for():

@@ -77,12 +77,14 @@ class FixedBins:
     Attributes:
         bins: b, the steps of an epoch.
         steps: of the run.
-        column: the first elements of c; those that follow are 0.
+        column: the first elements of c; those that follow, of so many steps, are 0.
+        norm: |c| where c goes on after these steps; else that of `column`.
     """
 
     bins: int
     steps: int
     column: tuple[float, ...]
+    norm: float | None = None
 
     def __post_init__(self) -> None:
         check_steps(self.steps)
@@ -129,7 +131,8 @@ class FixedBins:
         for step in range(self.steps):
             reached = moved[step % self.bins, step : step + len(column)]
             reached += column[: len(reached)]
-        gram: np.ndarray = moved @ moved.T / (s**2 * math.fsum(c * c for c in self.column))
+        square = self.norm**2 if self.norm is not None else math.fsum(c * c for c in self.column)
+        gram: np.ndarray = moved @ moved.T / (s**2 * square)
         return gram
 
     def describe(self) -> str:

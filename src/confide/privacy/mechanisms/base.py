@@ -23,7 +23,7 @@ from confide.config import registry
 from confide.data.shape import Shape
 from confide.data.unit_graph import UnitGraph
 from confide.privacy.accounting import DominatingPair, delta_default, least_noise, replaced
-from confide.privacy.correlated_noise import SQUARE_ROOT, exponent_for, sensitivity
+from confide.privacy.correlated_noise import SQUARE_ROOT, Banded, Buffered, Correlation, exponent_for
 from confide.privacy.histograms import Histograms
 from confide.privacy.mechanisms.canary_rules import canary_errors
 from confide.privacy.mechanisms.correlation_rules import correlation_errors
@@ -72,6 +72,7 @@ class Mechanism(ABC):
     divisor: float | None = None
     row_length: int = 128
     bands: int = 1
+    buffers: int = 0
     scales: tuple[tuple[str, float], ...] = ()
     common_tokens: float = 0.0
     optimizer: str = "tensor-adamw"
@@ -102,7 +103,7 @@ class Mechanism(ABC):
     measured: ClassVar[str] = "standard deviation on the mean clipped gradient, in units of the clip norm"
 
     def __post_init__(self) -> None:
-        if self.bands != 1 and any(correlation_errors(type(self), self.sampling, self.adjacency)):
+        if any(correlation_errors(type(self), self)):
             raise AssertionError(
                 f"{self.name}: nothing accounts for noise that is correlated over steps here"
             )
@@ -161,15 +162,19 @@ class Mechanism(ABC):
             self.clip_norm,
             noise_multiplier,
             scale,
-            bands=self.bands,
-            exponent=self.exponent,
+            correlation=self.correlation,
             scales=self.scales,
             common_tokens=self.common_tokens,
         )
 
     @property
+    def correlation(self) -> Correlation:
+        """The matrix by which noise is correlated over steps."""
+        return Buffered(self.buffers) if self.buffers else Banded(self.bands, self.exponent)
+
+    @property
     def exponent(self) -> float:
-        """The exponent of the matrix by which noise is correlated, for the learning rates of the planned steps.
+        """The exponent of a banded matrix, for the learning rates of the planned steps.
 
         AdamW and Adafactor divide by the noise of single steps, which grows with the exponent, so they keep the least.
         """
@@ -185,7 +190,7 @@ class Mechanism(ABC):
     @property
     def sensitivity(self) -> float:
         """How far one clipped gradient moves what is released of all steps, in clip norms."""
-        return sensitivity(self.bands, self.exponent)
+        return self.correlation.sensitivity
 
     # account ---------------------------------------------------------------------------------------
     @abstractmethod
@@ -227,7 +232,7 @@ class Mechanism(ABC):
     def noise_unit(self) -> str:
         """The unit in which a plan states the noise per gradient, in words."""
         first = "; of a first step, and the weights hold less, since later steps take it back in part"
-        return self.measured + (first if self.bands > 1 else "")
+        return self.measured + ("" if self.correlation.is_independent else first)
 
     def alternatives(self, shape: Shape) -> Iterator[Alternative]:
         """Yield settings of this mechanism that a plan shows besides the chosen one."""
@@ -271,9 +276,8 @@ class Mechanism(ABC):
         known["row_length"] = config.data.max_length
         known |= config.train.model_dump() | config.privacy.model_dump()
         known["adjacency"] = config.privacy.adjacency or cls.compares
-        known["bands"] = (
-            config.privacy.bands if cls.correlates else 1
-        )  # an alternative, shown next to a mechanism that does
+        if not cls.correlates:  # an alternative, shown next to a mechanism that does
+            known |= {"bands": 1, "buffers": 0}
         # Their order in the config means nothing.
         known["scales"] = tuple(sorted(config.privacy.scales.items())) if cls.clips else ()  # the same
         known["common_tokens"] = config.privacy.common_tokens if cls.clips else 0.0  # the same
@@ -333,13 +337,12 @@ class Mechanism(ABC):
                 yield "privacy.rows_per_unit", _LITERAL
             if asked.sampling not in ("poisson", "bins"):
                 yield "privacy.sampling", "an add-or-remove claim needs sampling: poisson or bins"
-        if asked.bands > 1:
-            yield from correlation_errors(cls, asked.sampling, asked.adjacency)
-            if asked.steps is not None and asked.bands > asked.steps:
-                yield (
-                    "privacy.bands",
-                    f"{asked.bands} are more than the {asked.steps} steps; take at most as many",
-                )
+        yield from correlation_errors(cls, asked)
+        if asked.bands > 1 and asked.steps is not None and asked.bands > asked.steps:
+            yield (
+                "privacy.bands",
+                f"{asked.bands} are more than the {asked.steps} steps; take at most as many",
+            )
 
     @classmethod
     def target_errors(cls, config: "Config") -> Iterator[tuple[str, str]]:
@@ -374,7 +377,7 @@ class Mechanism(ABC):
             raise InputError(
                 f"privacy.bands: {self.bands} are more than the {self.steps} steps; take at most as many"
             )
-        found = Sampling(self.sampling, rate, self.max_batch, self.bands)
+        found = Sampling(self.sampling, rate, self.max_batch, self.bands, self.buffers)
         if found.groups > 1 and found.groups * rate > 1:
             raise InputError(
                 f"privacy.bands: with {found.groups} groups in turn each step wants more than its whole group; take at "
@@ -416,10 +419,9 @@ class Mechanism(ABC):
             f"{self.groups} times that probability, which is the mean over steps",
         )
         correlated = (
-            f"the noise of all steps is C^-1 Z: C has the first {self.bands} coefficients of "
-            f"(1 - x)^-{self.exponent:g} below one another in each column, and Z is independent, its standard "
-            f"deviation in clip norms the noise multiplier times {at_least(self.sensitivity, 6)}, the norm of C's "
-            "first column",
+            f"the noise of all steps is C^-1 Z: C has {self.correlation.words} in each column, and Z is independent, "
+            f"its standard deviation in clip norms the noise multiplier times {at_least(self.sensitivity, 6)}, the "
+            "norm of C's first column",
         )
         if self.groups > 1:
             sampled = f"{sampled}, in the mean over steps"
@@ -427,8 +429,8 @@ class Mechanism(ABC):
             *(() if self.adjacency == "add-or-remove" else graph),
             sampled,
             *(turns if self.groups > 1 else ()),
-            *(correlated if self.bands > 1 else ()),
-            *((_KEPT if self.bands > 1 else _DEALT,) if self.sampling == "bins" else ()),
+            *(() if self.correlation.is_independent else correlated),
+            *((_DEALT if self.correlation.is_independent else _KEPT,) if self.sampling == "bins" else ()),
             *scaling_facts(self.scales, self.common_tokens),
             f"divisor {divisor:g} of the noised sum",
             f"number of steps {steps}",

@@ -77,7 +77,10 @@ def _game_faults(mechanism: "type[Mechanism]", config: "Config") -> Iterator[tup
         yield "canaries.white_box", f"tells whether a unit is there, and {name} protects contents"
     if not mechanism.sums_are_covered:
         yield "canaries.white_box", f"mechanism {name} has no noised sum that everybody may see"
-    if privacy.bands > 1:
-        yield "canaries.white_box", "takes the noise of steps to be independent (privacy.bands: 1)"
+    if privacy.bands > 1 or privacy.buffers:
+        yield (
+            "canaries.white_box",
+            "takes the noise of steps to be independent (privacy.bands: 1, and no privacy.buffers)",
+        )
     if privacy.sampling != "poisson":
         yield "canaries.white_box", "who else was drawn may be known under sampling: poisson alone"

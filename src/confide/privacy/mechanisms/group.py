@@ -12,7 +12,7 @@ from confide.privacy.accounting import (
     MixtureOfGaussians,
     TruncatedPoisson,
 )
-from confide.privacy.correlated_noise import SQUARE_ROOT, coefficients
+from confide.privacy.correlated_noise import INDEPENDENT, Correlation
 from confide.privacy.mechanisms.rows import CappedRows
 from confide.privacy.sampling import Sampling
 
@@ -39,19 +39,22 @@ class GroupPrivacy(CappedRows):
         return GroupOf(example_level(rows, sampling, steps), max(most, 1))
 
 
-def example_level(rows: int, sampling: Sampling, steps: int, exponent: float = SQUARE_ROOT) -> DominatingPair:
+def example_level(
+    rows: int, sampling: Sampling, steps: int, correlation: Correlation = INDEPENDENT
+) -> DominatingPair:
     """Return the process of a unit that has one row.
 
-    Formal guarantee, with `bands` above 1: in bins that of `FixedBins`. Else that of Choquette-Choo et al. 2023,
+    Formal guarantee, with correlated noise: in bins that of `FixedBins`. Else that of Choquette-Choo et al. 2023,
     Theorem 4: a unit's group has its turn in at most ceil(T / bands) of T steps. A column of C ends before the next
     turn's begins, so each turn is a release of its own, of N(Bernoulli(bands q) v, s^2 |v|^2 I) with v the column, in
     which the unit moves C X by |v| clip norms.
 
     Args:
-        exponent: of the matrix C by which noise is correlated.
+        correlation: the matrix C by which noise is correlated; banded by `sampling.bands` if there are groups.
     """
     if sampling.keeps_bins:
-        return FixedBins(sampling.bins, steps, tuple(coefficients(sampling.bands, exponent)))
+        norm = correlation.sensitivity if correlation.goes_on else None
+        return FixedBins(sampling.bins, steps, tuple(correlation.column(steps)), norm)
     if sampling.groups > 1:
         turns = math.ceil(steps / sampling.groups)
         process = MixtureOfGaussians.bernoulli(sampling.groups * sampling.rate, turns)

@@ -105,7 +105,7 @@ class NonPrivate(Mechanism):
         """Return the non-private twin of a mechanism: the same draws, without clip and noise."""
         shared = {field.name: getattr(mechanism, field.name) for field in fields(Mechanism)}
         return cls(
-            **shared | {"bands": 1, "histograms": None, "scales": (), "common_tokens": 0.0},
+            **shared | {"bands": 1, "buffers": 0, "histograms": None, "scales": (), "common_tokens": 0.0},
             like=replace(mechanism, scales=(), common_tokens=0.0),
         )
 

@@ -316,6 +316,7 @@ def state_guarantee(
         expected_batch=parameters.expected_batch,
         sampling_probability=parameters.sampling.range,
         bands=mechanism.bands,
+        buffers=mechanism.buffers,
         accountant=" ".join(
             filter(
                 None,

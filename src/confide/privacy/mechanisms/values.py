@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 
 from confide.privacy.accounting import DominatingPair
-from confide.privacy.correlated_noise import SQUARE_ROOT, sensitivity
+from confide.privacy.correlated_noise import INDEPENDENT, Banded, Correlation
 from confide.privacy.sampling import Draw, OwnRates, Sampling, StopTraining
 from confide.randomness.streams import RunKey
 
@@ -109,6 +109,7 @@ class DrawSettings:
     sampling_rate: float | None
     steps: int | None
     bands: int
+    buffers: int
     delta: float | None
     rows_per_unit: int | str
 
@@ -128,8 +129,7 @@ class Aggregation:
         clip_norm: the norm that no unit's gradient exceeds; None clips nothing and adds no noise.
         noise_multiplier: standard deviation of the noise, in clip norms.
         scale: factor on the noised sum; never a function of the rows or units drawn.
-        bands: number of steps over which noise is correlated; 1 if it is independent.
-        exponent: of the matrix that correlates it.
+        correlation: the matrix by which noise is correlated over steps.
         scales: factors on the gradients of tensors, by a part of their names, as `privacy.scales` has them. Clip norm
             and noise are those of gradients that were multiplied so ("scale-then-privatise").
         common_tokens: the power by which rows of common tokens are multiplied as well, as `privacy.common_tokens` has
@@ -139,8 +139,7 @@ class Aggregation:
     clip_norm: float | None
     noise_multiplier: float
     scale: float
-    bands: int = field(default=1, kw_only=True)
-    exponent: float = field(default=SQUARE_ROOT, kw_only=True)
+    correlation: Correlation = field(default=INDEPENDENT, kw_only=True)
     scales: tuple[tuple[str, float], ...] = field(default=(), kw_only=True)
     common_tokens: float = field(default=0.0, kw_only=True)
 
@@ -171,8 +170,9 @@ class Aggregation:
     def binding(self) -> bytes:
         """Return everything besides the key that the noise depends on, as text that no renaming in the code changes."""
         clip = "none" if self.clip_norm is None else float(self.clip_norm).hex()
-        numbers = (clip, float(self.noise_multiplier).hex(), float(self.scale).hex(), str(self.bands))
-        matrix = "" if self.exponent == SQUARE_ROOT else f" exponent {float(self.exponent).hex()}"
+        banded = self.correlation if isinstance(self.correlation, Banded) else INDEPENDENT
+        numbers = (clip, float(self.noise_multiplier).hex(), float(self.scale).hex(), str(banded.bands))
+        matrix = self.correlation.binding
         scales = (
             f" scales {', '.join(f'{name!r} {by.hex()}' for name, by in sorted(self.scales))}"
             if self.scales
@@ -188,7 +188,7 @@ class Aggregation:
         """Standard deviation of the noise on the sum; of correlated noise, before later steps take part of it back."""
         if self.clip_norm is None:
             return 0.0
-        return self.noise_multiplier * self.clip_norm * sensitivity(self.bands, self.exponent)
+        return self.noise_multiplier * self.clip_norm * self.correlation.sensitivity
 
     @property
     def noise_std(self) -> float:
