@@ -48,11 +48,10 @@ class Setting:
         groups = ((MixtureOfGaussians.bernoulli(b / self.bins, math.ceil(self.steps / b)), b) for b in tried)
         yield min((self.in_weights(process, Banded(b)), f" ({b} bands)") for process, b in groups)
         yield min((self.in_kept_bins(Banded(b)), f" ({b} bands)") for b in tried)
-        yield min((self.in_kept_bins(Buffered(d)), f" ({d} buffers)") for d in (2, 3, 4, 5))
+        yield min((self.in_kept_bins(Buffered(d)), f" ({d} buffers)") for d in (1, 2, 3, 4, 5))
 
     def in_kept_bins(self, matrix: Correlation) -> float:
-        column, norm = tuple(matrix.column(self.steps)), matrix.sensitivity if matrix.goes_on else None
-        return self.in_weights(FixedBins(self.bins, self.steps, column, norm), matrix)
+        return self.in_weights(FixedBins.of(self.bins, self.steps, matrix), matrix)
 
 
 SETTINGS = (

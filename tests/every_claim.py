@@ -111,6 +111,7 @@ CASES: dict[str, tuple[str, dict[str, Any], SweepAccounting]] = {
     "uls": ("uls", {}, UNTUNED),
     "uls, replace-one": ("uls", {"adjacency": "replace-one"}, UNTUNED),
     "uls, add-or-remove": ("uls", LITERAL | {"sampling_rate": 0.1, "divisor": 20.0}, UNTUNED),
+    "uls, in bins, with buffers": ("uls", {"sampling": "bins", "buffers": 2}, UNTUNED),
     "uls, in bins, add-or-remove": (
         "uls",
         LITERAL | {"sampling": "bins", "sampling_rate": 0.1, "divisor": 20.0},

@@ -25,6 +25,7 @@ from confide.models import adapters
 from confide.models import loading as models
 from confide.models.fast import onednn as products
 from confide.models.fast.activations import install_fast_layers
+from confide.privacy.correlated_noise import Banded
 from confide.privacy.mechanisms.values import Aggregation
 from confide.privacy.sampling import Draw
 from confide.randomness.streams import RunKey
@@ -109,7 +110,7 @@ def steps(
     # Positions count more in the norm than the rest, and move faster.
     has_positions = "transformer.wpe.weight" in models.trainable(model)
     scales = (("wpe", 3.0),) if clip and has_positions else ()
-    aggregation = Aggregation(clip, 0.5 if clip else 0.0, 0.25, bands=bands, scales=scales)
+    aggregation = Aggregation(clip, 0.5 if clip else 0.0, 0.25, correlation=Banded(bands), scales=scales)
     # Without noise AdamW would blow up rounding where a gradient is zero, such as that of a key's bias.
     kind = "sgd" if not clip else "tensor-adamw" if bands == 1 else "adamw"
     # The optimiser then has its parameters in another order than the model.

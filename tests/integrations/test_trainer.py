@@ -346,6 +346,15 @@ def test_a_whole_config_is_taken_and_says_nothing_twice(tmp_path):
     )
 
 
+def test_noise_may_be_correlated_over_the_steps_of_epochs(tmp_path):
+    args = arguments(tmp_path / "out", max_steps=-1, num_train_epochs=2)
+    correlated = PRIVACY | {"sampling": "bins", "bands": 3}
+    found = trainer(tmp_path / "out", args=args, privacy=correlated).confide_config
+    assert found.train.steps > 3
+    with pytest.raises(InputError, match="more than the"):
+        trainer(tmp_path / "out", args=args, privacy=correlated | {"bands": 99})
+
+
 def test_epochs_are_steps_in_which_everybody_is_drawn_once_on_average(tmp_path):
     args = arguments(tmp_path / "out", max_steps=-1, num_train_epochs=2)
     assert trainer(tmp_path / "out", args=args).confide_config.train.steps == 8  # 2 * 30 / 8

@@ -494,10 +494,11 @@ def test_programs_hear_the_same():
         confide.account(**ULS, steps=2, epsilon=-math.inf)
 
 
-def test_no_more_steps_are_tried_than_kept_bins_allow():
+@pytest.mark.parametrize("matrix", [{"bands": 8}, {"buffers": 1}])
+def test_no_more_steps_are_tried_than_kept_bins_allow(matrix):
     """Doubling the steps would go past the most that fixed bins account for, which nobody asked for."""
-    kept = {"process": "uls", "rate": 0.125, "delta": 1e-5, "sampling": "bins", "bands": 8}
-    found = confide.account(**kept, noise_multiplier=2000, epsilon=8)
+    kept = {"process": "uls", "rate": 0.125, "delta": 1e-5, "sampling": "bins"} | matrix
+    found = confide.account(**kept, noise_multiplier=20_000, epsilon=8)
     assert (found.steps, found.more_steps) == (100_000, True)
     assert found.answer.startswith("Even 100,000 steps")
 
@@ -519,8 +520,12 @@ def test_buffers_are_asked_for_in_place_of_bands():
     assert "the same one in each" in said
     with pytest.raises(InputError, match="either buffers or bands"):
         confide.account(**binned, buffers=3, bands=2)
-    with pytest.raises(InputError, match="--buffers: 0 must be a finite number above 0"):
-        confide.account(**binned, buffers=0)
+    with pytest.raises(InputError, match="--buffers: 17 is not between 0"):
+        confide.account(**binned, buffers=17)
+    with pytest.raises(InputError, match="--buffers: with sampling: bins a run has at most 100,000 steps"):
+        confide.account(**binned | {"steps": 10**9}, buffers=3)
+    with pytest.raises(InputError, match=r"--buffers: .* use a larger batch, or no buffers"):
+        confide.account(**binned | {"rate": 0.001}, buffers=3)
 
 
 def test_what_an_unfinished_epoch_means_is_said():

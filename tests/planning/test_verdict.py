@@ -12,8 +12,8 @@ from confide.data.shape import Shape
 from confide.planning.plan import Size, in_plan
 from confide.planning.verdict import MOST, PART, verdict
 from confide.privacy import mechanisms
-from confide.privacy.accounting import MixtureOfGaussians, delta_default, least_noise
-from confide.privacy.correlated_noise import Banded
+from confide.privacy.accounting import BallsInBins, FixedBins, MixtureOfGaussians, delta_default, least_noise
+from confide.privacy.correlated_noise import INDEPENDENT, Banded, Buffered
 from confide.privacy.mechanisms.statement import calibrate
 from tests.command import World, confide, tiny_model
 
@@ -101,6 +101,21 @@ def test_correlated_noise_counts_with_what_it_leaves_in_the_weights():
     assert ratio < 0.85
     assert "correlated over steps" in correlated["words"][0]
     assert "correlated" not in independent["words"][0]
+
+
+def test_noise_that_all_later_steps_take_back_counts_alike():
+    dealt, buffered = judged(1603, 0.1, sampling="bins"), judged(1603, 0.1, sampling="bins", buffers=2)
+    noises = []
+    for process, matrix in (
+        (BallsInBins(10, 60), INDEPENDENT),
+        (FixedBins.of(10, 60, Buffered(2)), Buffered(2)),
+    ):
+        multiplier = least_noise(process, 8.0, delta_default(1603, 40 * 1603))
+        noises.append(multiplier * matrix.sensitivity * matrix.noise_in_weights([1.0] * 60))
+    ratio = buffered["noise_over_gradient"] / dealt["noise_over_gradient"]
+    assert ratio == pytest.approx(noises[1] / noises[0], rel=0.01)
+    assert ratio < 0.85
+    assert "correlated over steps" in buffered["words"][0]
 
 
 @pytest.mark.parametrize(

@@ -202,6 +202,34 @@ def test_steps_before_a_resumed_one_are_made_up_for(correlation):
         noise_of(late, 3, z[3].clone())
 
 
+@pytest.mark.parametrize("correlation", [Banded(4), Buffered(3)], ids=str)
+def test_noise_that_could_not_be_remembered_is_made_again_from_the_first_step(correlation, monkeypatch):
+    """Memory may run out halfway, and the step starts over."""
+    z = torch.randn(9, 2, 5, generator=torch.Generator().manual_seed(0))
+    whole, broken = (
+        correlation.noise(lambda step: dict(zip("ab", z[step].clone(), strict=True))) for _ in range(2)
+    )
+
+    def noise(made, step):
+        sums = dict(zip("ab", z[step].clone(), strict=True))
+        made.take_back(step, sums, 3.0)
+        return torch.stack(list(sums.values()))
+
+    for step in range(6):
+        noise(broken, step)
+    keep = type(broken)._keep
+
+    def halfway(self, found):
+        keep(self, {"a": found["a"]})
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(broken), "_keep", halfway)
+        with pytest.raises(MemoryError):
+            noise(broken, 6)
+    assert torch.equal(noise(broken, 6), noise(whole, 6))
+
+
 # the step ------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("correlation", [Banded(3), Banded(3, 0.66), Buffered(2)], ids=str)
 def test_a_step_adds_it_to_the_sum_times_the_sensitivity(correlation):
@@ -448,7 +476,7 @@ def test_a_run_with_buffers_that_was_stopped_goes_on_bit_for_bit_and_states_them
     found = outcome.guarantee
     assert (found.bands, found.buffers) == (1, 2)
     assert ("noise correlated over", "all later steps (2 buffers)") in found.lines()
-    assert any("the means of the powers of 0.853553, 0.146446 " in fact for fact in found.public_facts)
+    assert any("the mean of t_1^k, ..., t_2^k in the k-th place" in fact for fact in found.public_facts)
     assert any("the same one in each" in fact for fact in found.public_facts)
 
 
@@ -512,11 +540,20 @@ def test_verify_sees_draws_that_ignore_the_groups(tmp_path, monkeypatch):
 
 def test_a_run_does_not_go_on_with_another_generator_or_exponent(tmp_path, monkeypatch):
     """Noise by another generator would not take back what was added; another exponent is another matrix."""
-    for name, change, words in (
-        ("generator", ("confide.runs.loop.generator", lambda *given: "dice"), "cannot take the former back"),
-        ("exponent", ("confide.privacy.mechanisms.base.exponent_for", lambda *given: 0.66), "exponent"),
+    other = ("confide.runs.loop.generator", lambda *given: "dice")
+    banded = {"privacy__bands": 3, "train__optimizer": "sgd"}
+    buffered = {"privacy__buffers": 2, "privacy__sampling": "bins"}
+    for name, settings, change, words in (
+        ("generator", banded, other, "cannot take the former back"),
+        (
+            "exponent",
+            banded,
+            ("confide.privacy.mechanisms.base.exponent_for", lambda *given: 0.66),
+            "exponent",
+        ),
+        ("buffers", buffered, other, "cannot take the former back"),
     ):
-        run = Run(config(tmp_path / name, privacy__bands=3, train__optimizer="sgd"))
+        run = Run(config(tmp_path / name, **settings))
         fine_tune(run, QUIET, until=11)
         with monkeypatch.context() as patch:
             patch.setattr(*change)

@@ -89,6 +89,8 @@ def test_every_field_of_a_claim_is_on_its_page(name):
         assert plain(f"epsilon {what} {at_most(value)}") in seen
     if claim.bands > 1:
         assert f"noise is correlated over {claim.bands} steps" in seen
+    if claim.buffers:
+        assert f"noise is correlated over all later steps ({claim.buffers} buffers)" in seen
 
 
 def test_no_field_of_a_claim_is_forgotten():
@@ -98,7 +100,7 @@ def test_no_field_of_a_claim_is_forgotten():
         *"reconstruction advantage true_positive_rate noise_multiplier clip_norm steps sampling".split(),
         *"sampling_used expected_batch sampling_probability accountant accountant_version".split(),
         *"discretisation protected_output not_covered trust randomness provenance evidence estimates".split(),
-        *"secret_targets closest_secrets bands epsilons worlds units words".split(),
+        *"secret_targets closest_secrets bands buffers epsilons worlds units words".split(),
     }
     assert {field.name for field in dataclasses.fields(stated("uls"))} == on_page
 

@@ -13,6 +13,7 @@ import torch
 
 from confide.config.loading import check
 from confide.distributed.ranks import Ranks
+from confide.privacy.correlated_noise import INDEPENDENT, Banded, Buffered
 from confide.privacy.mechanisms.values import Aggregation
 from confide.randomness.noise_grid import step_of as step_of_grid
 from confide.runs import job as jobs
@@ -234,12 +235,12 @@ def failing_once(place: str) -> Iterator[list[int]]:
         yield failed
 
 
-@pytest.mark.parametrize("bands", [1, 3])
+@pytest.mark.parametrize("correlation", [INDEPENDENT, Banded(3), Buffered(2)], ids=str)
 @pytest.mark.parametrize("place", ONCE)
-def test_a_draw_starts_over_wherever_memory_runs_out_before_weights_move(place, bands):
+def test_a_draw_starts_over_wherever_memory_runs_out_before_weights_move(place, correlation):
     draws, aggregation = (
         [some_draw((1, 3, 2), 1), some_draw((2, 2), 2)],
-        Aggregation(0.5, 1.0, 0.25, bands=bands),
+        Aggregation(0.5, 1.0, 0.25, correlation=correlation),
     )
     how = Optimisation(steps=2, learning_rate=1.0, optimizer="sgd", momentum=0.9)
     plenty, little, said, heard = small.gpt2(), small.gpt2(), [], []

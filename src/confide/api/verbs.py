@@ -75,7 +75,7 @@ def account(
     sampling: str = "poisson",
     max_batch: int | None = None,
     bands: int = 1,
-    buffers: int | None = None,
+    buffers: int = 0,
     trials: float | None = None,
     histograms: float | None = None,
 ) -> Account:

@@ -54,11 +54,12 @@ def account(
         int, typer.Option(metavar="N", help="uls, dp-sgd: steps over which the noise is correlated")
     ] = 1,
     buffers: Annotated[
-        int | None,
+        int,
         typer.Option(
-            metavar="N", help="bins: instead of bands, buffers with which all later steps take noise back"
+            metavar="N",
+            help="with --sampling bins, in place of --bands: all later steps take noise back, by so many buffers",
         ),
-    ] = None,
+    ] = 0,
     trials: Annotated[
         float | None,
         typer.Option(metavar="N", help="count the best of so many trials on average, as tune does"),

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from confide.config import registry
 from confide.config.data_section import Data
-from confide.config.fields import Count, Positive, Section, Share
+from confide.config.fields import MOST_BUFFERS, Count, Positive, Section, Share
 from confide.config.model_sections import Adapter, Base
 from confide.config.train_section import Train
 
@@ -74,8 +74,8 @@ class Privacy(Section):
     sampling: Literal["poisson", "truncated", "bins", "shuffle"] = Field(
         "poisson",
         description="poisson: a coin for each in every step; truncated: at most `max_batch` of these; bins (uls, "
-        "dp-sgd): each in exactly one step of an epoch, drawn uniformly, and with `bands` in the same step of every "
-        "epoch; shuffle: fixed batches as in the papers, and the guarantee is then an estimate",
+        "dp-sgd): each in exactly one step of an epoch, drawn uniformly, and with `bands` or `buffers` in the same "
+        "step of every epoch; shuffle: fixed batches as in the papers, and the guarantee is then an estimate",
     )
     bands: Count = Field(
         1,
@@ -86,11 +86,11 @@ class Privacy(Section):
     buffers: int = Field(
         0,
         ge=0,
-        le=16,
+        le=MOST_BUFFERS,
         description="uls, dp-sgd: in place of `bands`, and with `sampling: bins` alone: noise of a step is taken back "
         "in part by all later steps (buffered linear Toeplitz matrices). It takes the memory of this many copies of "
-        "the trainable weights and one more, where bands take one for each. Take 2 where an epoch has up to about 20 "
-        "steps, 3 or 4 where it has more. 0: none",
+        "the trainable weights and one more, where bands take one for each. At epsilon 8 take 2 where an epoch has "
+        "up to about 20 steps, 3 or 4 where it has more; at smaller epsilon fewer. 0: none",
     )
     scales: dict[str, Positive] = Field(
         default_factory=dict,

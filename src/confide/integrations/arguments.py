@@ -83,6 +83,9 @@ def config_of(
     return check(raw, "privacy")
 
 
+_MANY = 1_000_000  # steps, while their number is not known
+
+
 def longest_row(args: Any, model: Any) -> int:
     """Return how many tokens a row may have: stated, or what the model can read, or 1,024.
 
@@ -156,7 +159,8 @@ def sections_of(privacy: Mapping[str, Any] | Config | str | Path) -> dict[str, A
 def _steps(args: Any, raw: Mapping[str, Any], members: Callable[[Config], int]) -> int:
     if args.max_steps > 0:
         return int(args.max_steps)
-    config = check(raw, "privacy")
+    # How many steps there are follows from this config: of so many, noise may be correlated over any number.
+    config = check({**raw, "train": {**raw["train"], "steps": _MANY}}, "privacy")
     rate = config.train.sampling_rate or min(1.0, config.train.batch / max(1, members(config)))
     if config.privacy.sampling == "bins":  # an epoch has a whole number of steps
         rate = 1 / bins_of(rate)

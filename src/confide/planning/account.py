@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from confide.config.fields import MOST_BUFFERS
 from confide.data.shape import Shape
 from confide.planning.asked import Asked, Unknown, option
 from confide.privacy import mechanisms
@@ -233,7 +234,9 @@ def _check(asked: Asked) -> None:
             f"{asked.process}: from counts alone follow {', '.join(PROCESSES)}; for others write a config, and call "
             "confide plan"
         )
-    counts = ("units", "rows", "rows_per_unit", "steps", "max_batch", "bands", "buffers")
+    if not 0 <= asked.buffers <= MOST_BUFFERS:
+        raise InputError(f"--buffers: {asked.buffers} is not between 0 (none) and {MOST_BUFFERS}")
+    counts = ("units", "rows", "rows_per_unit", "steps", "max_batch", "bands")
     for name in (*counts, "batch", "rate", "epsilon", "noise_multiplier", "delta", "histograms"):
         value, given = getattr(asked, name), option(name)
         if value is None:
@@ -306,7 +309,7 @@ def _mechanism(asked: Asked) -> Mechanism:
         asked.rate,
         asked.steps,
         asked.bands,
-        asked.buffers or 0,
+        asked.buffers,
         0.5 if asked.unknown == "delta" else asked.delta,  # a delta that is found from literals is a literal
         asked.rows_per_unit or 1,
     )

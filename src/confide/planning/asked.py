@@ -34,7 +34,7 @@ class Asked:
     sampling: str = "poisson"
     max_batch: int | None = None
     bands: int = 1
-    buffers: int | None = None
+    buffers: int = 0
     trials: float | None = None
     histograms: float | None = None
 

@@ -28,7 +28,7 @@ _BANDS_IN_BINS = (8,)
 _COPIES = 4e9
 """Bytes that earlier noise may take in a suggestion: each band keeps a float32 copy of what trains."""
 
-_BUFFERS = (2, 3, 4)
+_BUFFERS = (1, 2, 3, 4)
 """Buffers that are tried where bands of an epoch would take more."""
 
 

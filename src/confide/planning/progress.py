@@ -116,7 +116,7 @@ def own_rate(steps: int, schedule: str, ratio: float, share: float = 1.0) -> flo
     `confide study bands` tries that.
 
     Args:
-        share: `correlated_noise.walk_share` of the noise; 1 if it is independent.
+        share: `Correlation.walk_share` of the noise; 1 if it is independent.
     """
     longer = 1 / math.sqrt(share)
     return min(best_rate(steps, schedule) * longer, STEADY * math.sqrt(1 + ratio), HIGHEST * longer)

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from confide.config.schedule import share_of_peak
-from confide.utils.rounding import at_least
 
 if TYPE_CHECKING:  # accounting needs numbers alone, and torch takes seconds to import
     import torch
@@ -229,7 +228,8 @@ class Buffered(Correlation):
 
     @property
     def words(self) -> str:
-        return f"the means of the powers of {', '.join(at_least(t, 6) for t in decays(self.buffers))} below one another"
+        powers = f"the mean of t_1^k, ..., t_{self.buffers}^k" if self.buffers > 1 else "t_1^k"
+        return f"{powers} in the k-th place below the diagonal, with t_i = cos((2 i - 1) pi / {4 * self.buffers})^2,"
 
     @property
     def goes_on(self) -> bool:
@@ -305,7 +305,13 @@ class CorrelatedNoise(ABC):
         while self._next < step:
             found = self._independent(self._next)
             self._subtract(found, 1.0)
-            self._keep(found)
+            try:
+                self._keep(found)
+            except (
+                BaseException
+            ):  # a part of it may be done, and then a step that starts over must begin anew
+                self._forget()
+                raise
             self._next += 1
         self._subtract(sums, scale)
 
@@ -317,6 +323,10 @@ class CorrelatedNoise(ABC):
     def _keep(self, noise: Vectors) -> None:
         """Remember the noise of the step that follows those that are remembered."""
 
+    def _forget(self) -> None:
+        """Begin anew: the noise of all steps before is made again when the next one is asked for."""
+        self._next = 0
+
 
 class BandedNoise(CorrelatedNoise):
     """Noise by a banded matrix. It keeps that of the last `bands` - 1 steps."""
@@ -325,6 +335,10 @@ class BandedNoise(CorrelatedNoise):
         super().__init__(independent)
         self._below = coefficients(matrix.bands, matrix.exponent)[1:]
         self._said: deque[Vectors] = deque(maxlen=len(self._below))
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._said.clear()
 
     def _subtract(self, vectors: Vectors, scale: float) -> None:
         for c, before in zip(self._below, reversed(self._said), strict=False):
@@ -342,6 +356,10 @@ class BufferedNoise(CorrelatedNoise):
         super().__init__(independent)
         self._decays = decays(matrix.buffers)
         self._sums: list[Vectors] = []
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._sums = []
 
     def _subtract(self, vectors: Vectors, scale: float) -> None:
         for t, before in zip(self._decays, self._sums, strict=False):

@@ -50,7 +50,8 @@ def optimizer_copies(config: "Config", is_twin: bool = False) -> int:
     else:
         states = 1 if train.momentum else 0
     correlation = Buffered(privacy.buffers) if privacy.buffers else Banded(privacy.bands)
-    return states + correlation.copies + (train.average.kind != "none")
+    past = 0 if is_twin else correlation.copies
+    return states + past + (train.average.kind != "none")
 
 
 def fit(

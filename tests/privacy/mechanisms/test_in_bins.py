@@ -88,6 +88,12 @@ def test_with_buffers_everybody_keeps_the_bin_and_all_steps_are_accounted(graph,
     aggregation = mechanism.aggregation(mechanism.parameters(shape), 2.0)
     assert aggregation.noise_scale == pytest.approx(2.0 * matrix.sensitivity * mechanism.clip_norm)
     assert not aggregation.correlation.is_independent
+    assert "weights hold less" in mechanism.noise_unit
+    record = mechanism.parameters(shape).sampling.record
+    assert record(lambda text: "")["buffers"] == buffers
+    assert "buffers" not in build("uls", sampling="bins", bands=2).parameters(shape).sampling.record(
+        lambda text: ""
+    )
     sampler = mechanism.sampler(graph, KEY, "main", lambda: None)
     assert sampler.draw(1).unit_ids.tolist() == sampler.draw(9).unit_ids.tolist()
 

@@ -14,6 +14,7 @@ from confide.privacy.accounting.bins import unfinished
 from confide.privacy.accounting.composing import connected
 from confide.privacy.accounting.curves import Composed, PrivacyProfile
 from confide.privacy.accounting.pairs import FINE, MixtureOfGaussians, check_steps, checked
+from confide.privacy.correlated_noise import Correlation
 from confide.utils.errors import InputError
 
 CHANCE = 1e-12
@@ -86,20 +87,22 @@ class FixedBins:
     column: tuple[float, ...]
     norm: float | None = None
 
+    @classmethod
+    def of(cls, bins: int, steps: int, correlation: Correlation) -> FixedBins:
+        """Return the process of a matrix. The limits come first: a column may have a number for each step.
+
+        Raises:
+            InputError: an epoch or the run has more steps than are accounted for.
+        """
+        _check_limits(bins, steps, correlation.goes_on)
+        norm = correlation.sensitivity if correlation.goes_on else None
+        return cls(bins, steps, tuple(correlation.column(steps)), norm)
+
     def __post_init__(self) -> None:
         check_steps(self.steps)
         if not self.column or min(self.column) < 0 or self.column[0] <= 0:
             raise ValueError("a column has no negative elements, and the first is positive")
-        if self.steps > MOST_STEPS:
-            raise InputError(
-                f"privacy.bands: with sampling: bins a run has at most {MOST_STEPS:,} steps where noise is "
-                f"correlated, and here it would have {self.steps:,}: use sampling: poisson"
-            )
-        if not 1 <= self.bins <= MOST_BINS:
-            raise InputError(
-                f"privacy.bands: with sampling: bins, an epoch has at most {MOST_BINS} steps where noise is "
-                f"correlated, and here it would have {self.bins:,}: use a larger batch, or sampling: poisson"
-            )
+        _check_limits(self.bins, self.steps, self.norm is not None)
 
     @property
     def mean(self) -> float:
@@ -143,6 +146,20 @@ class FixedBins:
             "unit does is compared with the same unit zeroed out, under Gaussian noise. Where the bin counts as "
             f"unknown, divergences are bounded from {DRAWS:,} random draws, and delta includes {CHANCE:g}, the chance "
             "that a bound is too small."
+        )
+
+
+def _check_limits(bins: int, steps: int, goes_on: bool) -> None:
+    key, other = ("buffers", "no buffers") if goes_on else ("bands", "sampling: poisson")
+    if steps > MOST_STEPS:
+        raise InputError(
+            f"privacy.{key}: with sampling: bins a run has at most {MOST_STEPS:,} steps where noise is correlated, and "
+            f"here it would have {steps:,}: use {other}"
+        )
+    if not 1 <= bins <= MOST_BINS:
+        raise InputError(
+            f"privacy.{key}: with sampling: bins, an epoch has at most {MOST_BINS} steps where noise is correlated, "
+            f"and here it would have {bins:,}: use a larger batch, or {other}"
         )
 
 

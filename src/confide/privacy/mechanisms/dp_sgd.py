@@ -24,7 +24,7 @@ class DPSGD(Mechanism):
     """Every row is drawn independently with probability B / M and clipped on its own.
 
     Formal guarantee: (epsilon, delta)-DP for one row under zero-out adjacency: the T-fold composition of
-    N(Bernoulli(p), s^2) against N(0, s^2) (with `bands` above 1, and other sampling: see
+    N(Bernoulli(p), s^2) against N(0, s^2) (with correlated noise, and other sampling: see
     `group.example_level`). A person with many rows gets a weaker guarantee: see els, uls.
     """
 

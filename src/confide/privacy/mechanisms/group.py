@@ -53,8 +53,7 @@ def example_level(
         correlation: the matrix C by which noise is correlated; banded by `sampling.bands` if there are groups.
     """
     if sampling.keeps_bins:
-        norm = correlation.sensitivity if correlation.goes_on else None
-        return FixedBins(sampling.bins, steps, tuple(correlation.column(steps)), norm)
+        return FixedBins.of(sampling.bins, steps, correlation)
     if sampling.groups > 1:
         turns = math.ceil(steps / sampling.groups)
         process = MixtureOfGaussians.bernoulli(sampling.groups * sampling.rate, turns)

@@ -72,7 +72,7 @@ class UserLevelSampling(Mechanism):
 
     Formal guarantee: (epsilon, delta)-DP for one user under zero-out adjacency, whatever the user's number
     of rows: a drawn user moves the sum by at most C, so T steps are the T-fold composition of
-    N(Bernoulli(q), s^2) against N(0, s^2) (with `bands` above 1, and other sampling: see
+    N(Bernoulli(q), s^2) against N(0, s^2) (with correlated noise, and other sampling: see
     `group.example_level`). Every row must have exactly one owner: else removing one
     owner would change another's mean.
     """
