@@ -134,17 +134,17 @@ MECHANISMS = [
     Fault(
         "correlation",
         "bins are accounted for another matrix than that of the noise",
-        "privacy/mechanisms/group.py::example_level",
-        "tuple(correlation.column(steps))",
-        "tuple(replace(correlation, exponent=0.5).column(steps))",
+        "privacy/accounting/fixed_bins.py::FixedBins.of",
+        "correlation.column(steps)",
+        "type(correlation)(getattr(correlation, 'bands', 2)).column(steps)",
         "tests/privacy/mechanisms/test_in_bins.py -k matrix",
     ),
     Fault(
         "correlation",
         "noise that all later steps take back is accounted for as if it ended with the epoch",
-        "privacy/mechanisms/group.py::example_level",
-        "tuple(correlation.column(steps))",
-        "tuple(correlation.column(steps)[: sampling.bins])",
+        "privacy/accounting/fixed_bins.py::FixedBins.of",
+        "correlation.column(steps)",
+        "correlation.column(steps)[:bins]",
         "tests/privacy/mechanisms/test_in_bins.py -k buffers",
     ),
     Fault(
