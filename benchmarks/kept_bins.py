@@ -48,7 +48,7 @@ class Setting:
         groups = ((MixtureOfGaussians.bernoulli(b / self.bins, math.ceil(self.steps / b)), b) for b in tried)
         yield min((self.in_weights(process, Banded(b)), f" ({b} bands)") for process, b in groups)
         yield min((self.in_kept_bins(Banded(b)), f" ({b} bands)") for b in tried)
-        yield min((self.in_kept_bins(Buffered(d)), f" ({d} buffers)") for d in (1, 2, 3, 4, 5))
+        yield min((self.in_kept_bins(Buffered(d)), f" ({d} buffer{'s' * (d > 1)})") for d in (1, 2, 3, 4, 5))
 
     def in_kept_bins(self, matrix: Correlation) -> float:
         return self.in_weights(FixedBins.of(self.bins, self.steps, matrix), matrix)
