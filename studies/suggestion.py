@@ -421,8 +421,9 @@ STUDY = Study(
     minutes=70,
     deviations="The bundled base model, trained whole, on the first 4,000 posts of 20 Newsgroups; 3,840 rows of 64 "
     "tokens in all. At `small` epsilon is 8 alone, at `full` 1, 3 and 8. On 2,000 dialogues, each of which is a user, "
-    "a model of a million weights is trained that was pretrained on WikiText-2; not at `full`. Mechanisms other than "
-    "`uls`, and more than two chunks of each, are not trained.",
+    "a model of a million weights is trained that was pretrained on WikiText-2; not at `full`. There the planner "
+    "knows no learning rate, and the suggestion keeps the highest of the search. Mechanisms other than `uls`, and "
+    "more than two chunks of each, are not trained.",
     reads=("20newsgroups", "sgd-dialogues", "wikitext-2"),
     texts=(TEXT, ELSEWHERE),
 )

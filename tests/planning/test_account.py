@@ -516,7 +516,7 @@ def test_buffers_are_asked_for_in_place_of_bands():
     process = FixedBins(8, 24, tuple(Buffered(3).column(24)), Buffered(3).sensitivity)
     assert found.epsilon == process.curve(1.0).epsilon(1e-5)
     said = " ".join(dict(found.assumptions).values())
-    assert "correlated over all later steps, with 3 buffers" in said
+    assert "correlated over all later steps (3 buffers)" in said
     assert "the same one in each" in said
     with pytest.raises(InputError, match="either buffers or bands"):
         confide.account(**binned, buffers=3, bands=2)

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 MOST_BUFFERS = 16
-"""More buffers of past noise reach no further than runs are long."""
+"""So many buffers of past noise reach some 400 steps back."""
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 

@@ -367,11 +367,10 @@ def _assumptions(
     yield "adjacency", f"{mechanism.adjacency}: compares {WORLDS[mechanism.adjacency]}"
     yield "sampling", f"{asked.sampling}: a step draws {draw}"
     if not mechanism.correlation.is_independent:
-        over = f"{asked.bands} steps" if asked.bands > 1 else f"all later steps, with {asked.buffers} buffers"
         yield (
             "noise",
-            f"correlated over {over}; its multiplier is relative to the distance by which one clipped "
-            f"gradient moves the release, {at_least(mechanism.sensitivity, 6)} clip norms"
+            f"correlated over {mechanism.correlation.over}; its multiplier is relative to the distance by which one "
+            f"clipped gradient moves the release, {at_least(mechanism.sensitivity, 6)} clip norms"
             f"{' with adamw (sgd has other coefficients)' if asked.bands > 1 else ''}",
         )
     if mechanism.histograms is not None:

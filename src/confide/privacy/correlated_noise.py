@@ -84,7 +84,12 @@ class Correlation(ABC):
     @property
     @abstractmethod
     def binding(self) -> str:
-        """What noise of the same key depends on besides the number of bands, as text; empty for the usual exponent."""
+        """What noise of the same key depends on, as text that no renaming in the code changes."""
+
+    @property
+    @abstractmethod
+    def over(self) -> str:
+        """Over which steps noise is correlated, in words."""
 
     @abstractmethod
     def noise(self, independent: Callable[[int], Vectors]) -> CorrelatedNoise | None:
@@ -182,7 +187,12 @@ class Banded(Correlation):
 
     @property
     def binding(self) -> str:
-        return "" if self.exponent == SQUARE_ROOT else f" exponent {float(self.exponent).hex()}"
+        exponent = "" if self.exponent == SQUARE_ROOT else f" exponent {float(self.exponent).hex()}"
+        return f"{self.bands}{exponent}"
+
+    @property
+    def over(self) -> str:
+        return f"{self.bands} steps"
 
     @property
     def is_independent(self) -> bool:
@@ -237,13 +247,22 @@ class Buffered(Correlation):
 
     @property
     def binding(self) -> str:
-        return f" buffers {self.buffers}"
+        return f"1 buffers {self.buffers}"
+
+    @property
+    def over(self) -> str:
+        return f"all later steps ({self.buffers} buffer{'s' * (self.buffers > 1)})"
 
     def noise(self, independent: Callable[[int], Vectors]) -> CorrelatedNoise:
         return BufferedNoise(self, independent)
 
 
 INDEPENDENT = Banded()
+
+
+def correlation_of(bands: int, buffers: int, exponent: float = SQUARE_ROOT) -> Correlation:
+    """Return the matrix of `privacy.bands` and `privacy.buffers`, of which one alone correlates noise."""
+    return Buffered(buffers) if buffers else Banded(bands, exponent)
 
 
 def compared_rates(steps: int, schedule: str, warmup: int) -> list[float]:

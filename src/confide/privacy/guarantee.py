@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from confide.privacy.correlated_noise import correlation_of
 from confide.privacy.strength import WEAK, weaknesses
 from confide.utils.errors import CheckFailed, InputError
 from confide.utils.plain import plain
@@ -234,9 +235,8 @@ class Guarantee:
     @property
     def correlated_over(self) -> str:
         """Over which steps noise is correlated, in words; empty if it is independent."""
-        if self.buffers:
-            return f"all later steps ({self.buffers} buffer{'s' * (self.buffers > 1)})"
-        return f"{self.bands} steps" if self.bands > 1 else ""
+        correlation = correlation_of(self.bands, self.buffers)
+        return "" if correlation.is_independent else correlation.over
 
     def weakness(self) -> list[str]:
         """Return the sentences that say how little a claim may be worth."""

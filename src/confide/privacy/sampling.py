@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from confide.privacy.correlated_noise import correlation_of
 from confide.randomness.streams import RunKey
 
 
@@ -121,7 +122,7 @@ class Sampling:
     @property
     def keeps_bins(self) -> bool:
         """True if each item takes part in the same step of every epoch."""
-        return self.kind == "bins" and (self.bands > 1 or self.buffers > 0)
+        return self.kind == "bins" and not correlation_of(self.bands, self.buffers).is_independent
 
     @property
     def groups(self) -> int:

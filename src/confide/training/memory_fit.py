@@ -14,7 +14,7 @@ from confide.config import registry
 from confide.config.schedule import ADAMS
 from confide.distributed.ranks import Ranks
 from confide.distributed.sharding import is_sharded
-from confide.privacy.correlated_noise import Banded, Buffered
+from confide.privacy.correlated_noise import correlation_of
 from confide.randomness.streams import RunKey
 from confide.training.line_packing import WIDEST
 from confide.training.tasks import Task
@@ -49,8 +49,7 @@ def optimizer_copies(config: "Config", is_twin: bool = False) -> int:
         states = 1 if train.optimizer == "tensor-adamw" and not is_plain else 2
     else:
         states = 1 if train.momentum else 0
-    correlation = Buffered(privacy.buffers) if privacy.buffers else Banded(privacy.bands)
-    past = 0 if is_twin else correlation.copies
+    past = 0 if is_twin else correlation_of(privacy.bands, privacy.buffers).copies
     return states + past + (train.average.kind != "none")
 
 

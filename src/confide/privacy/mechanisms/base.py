@@ -23,7 +23,7 @@ from confide.config import registry
 from confide.data.shape import Shape
 from confide.data.unit_graph import UnitGraph
 from confide.privacy.accounting import DominatingPair, delta_default, least_noise, replaced
-from confide.privacy.correlated_noise import SQUARE_ROOT, Banded, Buffered, Correlation, exponent_for
+from confide.privacy.correlated_noise import SQUARE_ROOT, Correlation, correlation_of, exponent_for
 from confide.privacy.histograms import Histograms
 from confide.privacy.mechanisms.canary_rules import canary_errors
 from confide.privacy.mechanisms.correlation_rules import correlation_errors
@@ -170,7 +170,7 @@ class Mechanism(ABC):
     @property
     def correlation(self) -> Correlation:
         """The matrix by which noise is correlated over steps."""
-        return Buffered(self.buffers) if self.buffers else Banded(self.bands, self.exponent)
+        return correlation_of(self.bands, self.buffers, self.exponent)
 
     @property
     def exponent(self) -> float:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from confide.config import registry
 from confide.config.schema import Canaries
+from confide.privacy.correlated_noise import correlation_of
 
 if TYPE_CHECKING:
     from confide.config.schema import Config
@@ -77,7 +78,7 @@ def _game_faults(mechanism: "type[Mechanism]", config: "Config") -> Iterator[tup
         yield "canaries.white_box", f"tells whether a unit is there, and {name} protects contents"
     if not mechanism.sums_are_covered:
         yield "canaries.white_box", f"mechanism {name} has no noised sum that everybody may see"
-    if privacy.bands > 1 or privacy.buffers:
+    if not correlation_of(privacy.bands, privacy.buffers).is_independent:
         yield (
             "canaries.white_box",
             "takes the noise of steps to be independent (privacy.bands: 1, and no privacy.buffers)",

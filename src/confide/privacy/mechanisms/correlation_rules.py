@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
+from confide.privacy.correlated_noise import correlation_of
+
 if TYPE_CHECKING:
     from confide.privacy.mechanisms.base import Mechanism
 
@@ -27,7 +29,7 @@ class Drawn(Protocol):
 
 def correlation_errors(kind: type[Mechanism], asked: Drawn) -> Iterator[tuple[str, str]]:
     """Yield (key, sentence) for each setting that it does not go with, since nothing would account for it."""
-    if asked.bands == 1 and not asked.buffers:
+    if correlation_of(asked.bands, asked.buffers).is_independent:
         return
     key = "privacy.buffers" if asked.buffers else "privacy.bands"
     if not kind.correlates:

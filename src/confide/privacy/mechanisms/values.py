@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 
 from confide.privacy.accounting import DominatingPair
-from confide.privacy.correlated_noise import INDEPENDENT, Banded, Correlation
+from confide.privacy.correlated_noise import INDEPENDENT, Correlation
 from confide.privacy.sampling import Draw, OwnRates, Sampling, StopTraining
 from confide.randomness.streams import RunKey
 
@@ -170,18 +170,15 @@ class Aggregation:
     def binding(self) -> bytes:
         """Return everything besides the key that the noise depends on, as text that no renaming in the code changes."""
         clip = "none" if self.clip_norm is None else float(self.clip_norm).hex()
-        banded = self.correlation if isinstance(self.correlation, Banded) else INDEPENDENT
-        numbers = (clip, float(self.noise_multiplier).hex(), float(self.scale).hex(), str(banded.bands))
-        matrix = self.correlation.binding
+        noise, scale = float(self.noise_multiplier).hex(), float(self.scale).hex()
+        numbers = (clip, noise, scale, self.correlation.binding)
         scales = (
             f" scales {', '.join(f'{name!r} {by.hex()}' for name, by in sorted(self.scales))}"
             if self.scales
             else ""
         )
         common = f" common tokens {float(self.common_tokens).hex()}" if self.common_tokens else ""
-        return (
-            f"clip norm, noise multiplier, scale, bands: {' '.join(numbers)}{matrix}{scales}{common}".encode()
-        )
+        return f"clip norm, noise multiplier, scale, bands: {' '.join(numbers)}{scales}{common}".encode()
 
     @property
     def noise_scale(self) -> float:
