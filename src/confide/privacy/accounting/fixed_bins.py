@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Protocol
 
 import numpy as np
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
@@ -14,7 +15,6 @@ from confide.privacy.accounting.bins import unfinished
 from confide.privacy.accounting.composing import connected
 from confide.privacy.accounting.curves import Composed, PrivacyProfile
 from confide.privacy.accounting.pairs import FINE, MixtureOfGaussians, check_steps, checked
-from confide.privacy.correlated_noise import Correlation
 from confide.utils.errors import InputError
 
 CHANCE = 1e-12
@@ -43,6 +43,18 @@ _BLOCK = 1 << 19  # numbers that are drawn at once
 
 _SHIFTS = (0.0, 2.0, 4.0)
 """How far draws are moved towards large losses, in standard deviations. A third of them has each."""
+
+
+class Matrix(Protocol):
+    """What is asked of C, by which noise is correlated: `correlated_noise.Correlation` answers."""
+
+    @property
+    def goes_on(self) -> bool: ...
+
+    @property
+    def sensitivity(self) -> float: ...
+
+    def column(self, steps: int) -> list[float]: ...
 
 
 @dataclass(frozen=True)
@@ -88,7 +100,7 @@ class FixedBins:
     norm: float | None = None
 
     @classmethod
-    def of(cls, bins: int, steps: int, correlation: Correlation) -> FixedBins:
+    def of(cls, bins: int, steps: int, correlation: Matrix) -> FixedBins:
         """Return the process of a matrix. The limits come first: a column may have a number for each step.
 
         Raises:
