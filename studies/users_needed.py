@@ -136,7 +136,7 @@ def suggestions(work: Work, text: str) -> Suggestions:
 def measure(work: Work) -> list[Row]:
     rows: list[Row] = []
     for text in work.chosen(tuple(_SIZES[work.scale]["steps"])):
-        count, chosen, _ = suggestions(work, text)
+        count, chosen, *_ = suggestions(work, text)
         of_text = [row for grid in grids(work, text, count, chosen) for row in grid.measured(work)]
         for row in of_text:
             row["users"] = count

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from confide.config.loading import check
 from confide.models import loading as models
+from confide.planning import rates
 from confide.planning.cost import Size
 from confide.planning.progress import COMMON_TOKENS, SCALED
 from confide.planning.suggest import suggest
@@ -64,11 +65,13 @@ class Suggestions(NamedTuple):
         units: there are to train on.
         chosen: by epsilon, the keys that the first suggestion sets.
         weights: that train.
+        higher: the rates of what trains, over those of whole weights.
     """
 
     units: int
     chosen: dict[float, Keys]
     weights: int
+    higher: float
 
 
 def suggested(work: Work, raw: dict[str, Any], epsilons: Sequence[float], rows: float) -> Suggestions:
@@ -92,7 +95,7 @@ def suggested(work: Work, raw: dict[str, Any], epsilons: Sequence[float], rows: 
         epsilon: dict(suggest(start, shape, weights, rows, count=1)["ranked"][0]["settings"])
         for epsilon, start in starts.items()
     }
-    return Suggestions(shape.units, found, weights.trainable)
+    return Suggestions(shape.units, found, weights.trainable, rates.higher(first, weights))
 
 
 def written(settings: str) -> str:

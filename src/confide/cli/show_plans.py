@@ -208,10 +208,15 @@ def suggestions(found: dict[str, Any]) -> None:
             f"the learning rate follows from the rule, too: {told['by_rule']:g} for {told['steps']} steps, in place of "
             f"{told['of_config']:g}. It is {told['schedule']}: in a study of 24 to 96 steps a linear fall did no better"
         )
+        if told["untried"]:
+            print(
+                f"it may be wrong by a factor of two and more, since {told['untried']}. Try others with "
+                "`confide tune`, which counts its trials, or on public text"
+            )
     else:
         print(
-            "the order supposes that each setting has a learning rate that suits it. The rule knows the rates of the "
-            "bundled model alone, when all its weights learn to write: yours is kept. Try others with `confide tune`, "
+            "the order supposes that each setting has a learning rate that suits it. The rule knows rates of models "
+            "that write, when weights or LoRA factors train: yours is kept. Try others with `confide tune`, "
             "which counts its trials, or on public text"
         )
     first = found["ranked"][0]["settings"]

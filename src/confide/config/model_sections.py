@@ -1,5 +1,6 @@
 """The sections of the config that say how the base model is held and what of it is trained."""
 
+import math
 from collections.abc import Iterator
 from typing import Literal
 
@@ -30,6 +31,16 @@ class Adapter(Section):
         default_factory=list,
         description="LoRA: modules that train whole beside the factors, and are saved with them, as `lm_head`",
     )
+
+    @property
+    def lora_alpha(self) -> float:
+        """The alpha of LoRA: stated, or twice the rank."""
+        return self.alpha or 2 * self.rank
+
+    @property
+    def scale(self) -> float:
+        """What the product of the LoRA factors is multiplied by."""
+        return self.lora_alpha / (math.sqrt(self.rank) if self.rslora else self.rank)
 
 
 class Base(Section):

@@ -125,7 +125,7 @@ def _lora(model: Any, adapter: "Adapter", task: str) -> nn.Module:
         )
     settings = LoraConfig(
         r=adapter.rank,
-        lora_alpha=adapter.alpha or 2 * adapter.rank,  # the scale is alpha / rank
+        lora_alpha=adapter.lora_alpha,
         use_rslora=adapter.rslora,
         use_dora=adapter.dora,
         target_modules=_linear(model, facts.has_classes)

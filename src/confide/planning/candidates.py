@@ -42,7 +42,7 @@ class Candidate:
         signal: the part of a gradient's length that is left in the mean, relative to single rows: L(1) / L(k).
         ratio: variance of the noise over that of what a step follows.
         share: the part of the variance of steps' noise that stays in the weights; 1 if noise is independent.
-        rate: peak learning rate at which it is ranked.
+        rate: peak learning rate at which it is ranked, of whole weights.
         walk: what the random walk takes from `progress`.
         progress: the rule's value of the setting: `log_progress` of its steps, and the logarithm of the rate.
         reach: the most rows of the data that it computes, each counted once.
@@ -100,7 +100,7 @@ class Target:
         longer, share = _over_steps(mechanism, self.schedule)
         noise = longer * noise_multiplier / parameters.divisor
         ratio = gradients_in_noise(noise, left, self.size)
-        rate = own_rate(steps, self.schedule, ratio, share)
+        rate = own_rate(steps, self.schedule, ratio, share, self.size.width)
         squared = SQUARES[self.schedule] * share * rate**2
         return Candidate(
             mechanism,

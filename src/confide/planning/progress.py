@@ -3,7 +3,7 @@
 It is a rule for Adam, whose steps have one length whatever the gradient's. Let the variance of a step's noise be
 `ratio` times that of the gradient. Then a step goes 1 / sqrt(1 + ratio) of its way along the gradient. The rest is a
 random walk. Progress falls with the sum of the squared learning rates. *An estimate*: the constants
-are of the bundled model with all weights.
+are of the bundled model with all weights. Two smaller models bore the same rates (docs/configuring.md).
 """
 
 import math
@@ -35,10 +35,17 @@ FITTED = range(16, 65)
 """Numbers of steps of the runs that the constants are fitted to."""
 
 STEADY = 2e-3
-"""The rate that training without noise bears.
+"""The rate that training without noise bears, at a model of width `WIDTH`.
 
 It is the one that `confide study user-level` chose for customers without privacy, at a constant rate after four steps
 of warm-up. At twice that rate their training broke down.
+"""
+
+WIDTH = 256
+"""Width of the bundled model.
+
+Without noise all weights of a row move in step, and an output of a layer moves by the rate times the width. So a wider
+model bears a lower rate in proportion (Yang et al. 2021, "Tensor Programs V").
 """
 
 HIGHEST = 8e-3
@@ -62,6 +69,12 @@ COMMON_FASTER = 1.3
 
 In `confide study scales` the chosen rate was 1 to 2 times as high as with `SCALED` alone; on the bundled model, whose
 customers alone gained by it, twice. This lies in between.
+"""
+
+COMMON_FROM = 8192
+"""The fewest tokens of a vocabulary at which a suggestion sets it.
+
+In `confide study scales` the bundled model, which has as many, gained by it. One with 512 tokens did not.
 """
 
 COMMON_UP_TO = 3.0
@@ -107,19 +120,36 @@ def best_rate(steps: int, schedule: str) -> float:
     return 1 / math.sqrt(2 * WALK * steps * SQUARES[schedule])
 
 
-def own_rate(steps: int, schedule: str, ratio: float, share: float = 1.0) -> float:
+def own_rate(steps: int, schedule: str, ratio: float, share: float = 1.0, width: int = WIDTH) -> float:
     """Compute the peak learning rate of a setting: `best_rate`, or less where there is little noise.
 
-    The part of a step that goes along the gradient is then no longer than a step without noise may be, `STEADY`. No
-    rate is above `HIGHEST`. Of noise that is correlated over steps only a share stays in the weights, so that their
-    walk is as long at a higher rate: the best rate and `HIGHEST` are then higher by one over the root of the share.
-    `confide study bands` tries that.
+    The part of a step that goes along the gradient is then no longer than a step without noise may be: `STEADY`, or
+    less in a wider model. No rate is above `HIGHEST`. Of noise that is correlated over steps only a share stays in the
+    weights, so that their walk is as long at a higher rate: the best rate and `HIGHEST` are then higher by one over the
+    root of the share. `confide study bands` tries that.
 
     Args:
         share: `Correlation.walk_share` of the noise; 1 if it is independent.
+        width: of the model.
     """
-    longer = 1 / math.sqrt(share)
-    return min(best_rate(steps, schedule) * longer, STEADY * math.sqrt(1 + ratio), HIGHEST * longer)
+    longer, steady = 1 / math.sqrt(share), STEADY * WIDTH / width
+    return min(best_rate(steps, schedule) * longer, steady * math.sqrt(1 + ratio), HIGHEST * longer)
+
+
+def lora_higher(width: int, rank: int, scale: float) -> float:
+    """Compute how much higher the rates of LoRA factors are than those of whole weights.
+
+    Noise in a weight of a layer moves an output by as much as its input is long, |x|. Noise in the second factor moves
+    it by `scale` times |A x|. The first factor A starts with variance 1 / (3 width), so that |A x| is
+    sqrt(rank / (3 width)) |x|. With the rates that this gives, both walk alike in their outputs. *An estimate*: that
+    the first factor moves as well is left out.
+
+    Args:
+        width: of the layers' inputs.
+        rank: of the factors.
+        scale: of their product.
+    """
+    return math.sqrt(3 * width / rank) / scale
 
 
 def lengths_of_thumb(k: int) -> float:

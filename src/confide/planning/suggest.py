@@ -10,23 +10,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from confide.config import registry
 from confide.config.schedule import ADAMS
 from confide.data.shape import Shape
-from confide.models.names import BUNDLED
+from confide.planning import rates
 from confide.planning.candidates import Candidate, Target, rounded
 from confide.planning.cost import Size
 from confide.planning.plan import rival
-from confide.planning.progress import (
-    BETAS,
-    COMMON_FASTER,
-    COMMON_TOKENS,
-    COMMON_UP_TO,
-    FITTED,
-    SCALED,
-    SCALED_UP_TO,
-    lengths_of_thumb,
-)
+from confide.planning.progress import FITTED, lengths_of_thumb
 from confide.planning.verdict import shown
 from confide.privacy import mechanisms
 from confide.privacy.mechanisms.base import Mechanism
@@ -40,12 +30,6 @@ if TYPE_CHECKING:
 STEPS = tuple(round(4 * 2 ** (i / 2)) for i in range(17))
 """Numbers of steps that are tried: 4 to 1,024, each 1.4 times the one before."""
 
-SCHEDULE = "constant"
-"""The schedule of a suggestion that names a learning rate.
-
-`confide study schedules` found none that is certainly better in 24 to 96 steps. Cosine was not tried.
-"""
-
 DEALT = 20
 """Number of first settings that are also tried with balls in bins and correlated noise: these take longer."""
 
@@ -54,7 +38,8 @@ SUGGESTED = 5
 
 _BY_SHAPE = (
     "ranked by the shape of the data and constants, which costs no privacy: a rule of thumb, not a promise; its "
-    "constants are of the bundled model with all weights and independent noise; correlated noise was tried at epsilon 8"
+    "constants are of the bundled model with all weights and independent noise; two smaller "
+    "models, LoRA and correlated noise were tried at epsilon 8"
 )
 _MEASURED = (
     "ranked by gradients of private rows, so what is chosen is not covered by the guarantee: a rule of thumb"
@@ -133,7 +118,7 @@ def suggest(
         shape,
         size,
         norms or lengths_of_thumb,
-        _schedule(config),
+        rates.schedule(config),
     )
     found: list[Candidate] = []
     refused = 0
@@ -160,7 +145,7 @@ def suggest(
     found = sorted([*(_best(each, target, config) for each in found[:DEALT]), *found[DEALT:]], key=_order)
     first = found[0]
     nearly = [each.mechanism.steps for each in found if first.progress - each.progress < NEARLY]
-    correlated = None if _knows_rate(config) or _is_watched(config) else _correlated(first, target, config)
+    correlated = None if rates.is_known(config) or _is_watched(config) else _correlated(first, target, config)
     return {
         "budget_rows": budget,
         "considered": considered,
@@ -169,40 +154,22 @@ def suggest(
         "ranked": [_row(place, each, first, target, config) for place, each in enumerate(found[:count], 1)],
         "nearly": (min(nearly), max(nearly)),
         "correlated": correlated,
-        "learning_rate": _named(first, config),
+        "learning_rate": _named(first, config, size),
         "warning": large_delta(first.parameters.units, target.delta),
     }
 
 
-def _knows_rate(config: "Config") -> bool:
-    """Return True if the rule knows learning rates: its constants are of one model, whose own weights write text.
-
-    Adapters and other models bear other rates. The head of a classifier is new, and takes a far higher one.
-    """
-    writes_text = registry.task_facts(config.task).is_causal
-    return config.model == BUNDLED and config.adapter.kind in ("full", "matrices") and writes_text
-
-
-def _schedule(config: "Config") -> str:
-    """Return the schedule that a suggestion has: its own with a rate of its own, else that of the config."""
-    return SCHEDULE if _knows_rate(config) else config.train.schedule
-
-
-def _named(first: Candidate, config: "Config") -> dict[str, Any] | None:
+def _named(first: Candidate, config: "Config", size: Size) -> dict[str, Any] | None:
     """Say which learning rate the rule has for the first setting, beside that of the config."""
-    if not _knows_rate(config):
+    if not rates.is_known(config):
         return None
     return {
-        "by_rule": _rate(first, config),
+        "by_rule": rates.rate(first, config, size),
         "of_config": config.train.learning_rate,
         "steps": first.mechanism.steps,
-        "schedule": _schedule(config),
+        "schedule": rates.schedule(config),
+        "untried": rates.untried(config, size),
     }
-
-
-def _to_write(peak: float) -> float:
-    """Round a learning rate to two digits."""
-    return float(f"{peak:.2g}")
 
 
 def _is_watched(config: "Config") -> bool:
@@ -215,7 +182,7 @@ def _best(each: Candidate, target: Target, config: "Config") -> Candidate:
     if _is_watched(config):
         return each
     kin = [target.dealt(each)]
-    if _knows_rate(config):
+    if rates.is_known(config):
         kin += target.correlated(each, _warmup(config, each.mechanism.steps))
     return max(kin, key=lambda other: other.progress)
 
@@ -245,7 +212,7 @@ def _families(own: Mechanism, config: "Config") -> Iterator[Mechanism]:
         )
     for name in mechanisms.family(own) or (own.name,):
         other = replace(
-            rival(name, own, config), sampling="poisson", bands=1, buffers=0, schedule=_schedule(config)
+            rival(name, own, config), sampling="poisson", bands=1, buffers=0, schedule=rates.schedule(config)
         )
         for cap in other.suggested_caps:
             yield replace(other, rows_per_unit=cap) if hasattr(other, "rows_per_unit") else other  # type: ignore[call-arg]
@@ -292,16 +259,16 @@ def _row(
         "sampling_probability": each.parameters.sampling.rate,
         "noise_multiplier": setting.noise_multiplier,
         "noise_per_gradient": setting.noise_per_gradient(),
-        "learning_rate": _rate(each, config) if _knows_rate(config) else None,
+        "learning_rate": rates.rate(each, config, target.size),
         "rows_seen": rows,
         "operations": target.size.operations(tokens),
         "progress": math.exp(each.progress),
         "reason": _reason(each, first),
-        "settings": _settings(each, setting, config),
+        "settings": _settings(each, setting, config, target.size),
     }
 
 
-def _settings(each: Candidate, setting: CalibratedMechanism, config: "Config") -> dict[str, Any]:
+def _settings(each: Candidate, setting: CalibratedMechanism, config: "Config", size: Size) -> dict[str, Any]:
     """Return the keys of the config that make it this setting."""
     found: dict[str, Any] = {"privacy.mechanism": each.mechanism.name}
     if hasattr(each.mechanism, "rows_per_unit"):
@@ -317,31 +284,8 @@ def _settings(each: Candidate, setting: CalibratedMechanism, config: "Config") -
     found["train.steps"] = each.mechanism.steps
     if config.train.warmup:
         found["train.warmup"] = _warmup(config, each.mechanism.steps)
-    if _knows_rate(config):
-        found["train.learning_rate"], found["train.schedule"] = _rate(each, config), SCHEDULE
-        if not each.mechanism.correlation.is_independent and config.train.betas is None:
-            found["train.betas"] = list(BETAS)
-        found |= _multiplied(each, config)
+    found |= rates.settings(each, config, size)
     return found | {"train.sampling_rate": None, "train.divisor": None, "train.max_batch": None}
-
-
-def _multiplied(each: Candidate, config: "Config") -> dict[str, Any]:
-    """Return the keys by which gradients are multiplied before they are clipped, where the rule knows the model.
-
-    A config's own stay.
-    """
-    own, noise = config.privacy, math.sqrt(each.ratio * each.share)
-    if noise > SCALED_UP_TO or own.scales or own.common_tokens:
-        return {}
-    if noise > COMMON_UP_TO or config.train.distributed == "fsdp":  # with which the latter does not go
-        return {"privacy.scales": dict(SCALED)}
-    return {"privacy.scales": dict(SCALED), "privacy.common_tokens": COMMON_TOKENS}
-
-
-def _rate(each: Candidate, config: "Config") -> float:
-    """Return the learning rate that suits a setting: the rule's, or more if common tokens count less."""
-    is_less = config.privacy.common_tokens or "privacy.common_tokens" in _multiplied(each, config)
-    return _to_write(each.rate * (COMMON_FASTER if is_less else 1))
 
 
 def _warmup(config: "Config", steps: int) -> int:

@@ -1,0 +1,101 @@
+"""Say what the planner knows of a config's learning rate, and what a suggestion sets beside it.
+
+The rule is that of `progress.py`. It is of models that write text with weights of their own or with LoRA factors. The
+head of a classifier is new and takes a far higher rate, and of biases or single modules alone nobody tried any.
+"""
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from confide.config import registry
+from confide.planning.candidates import Candidate
+from confide.planning.cost import Size
+from confide.planning.progress import (
+    BETAS,
+    COMMON_FASTER,
+    COMMON_FROM,
+    COMMON_TOKENS,
+    COMMON_UP_TO,
+    SCALED,
+    SCALED_UP_TO,
+    WIDTH,
+    lora_higher,
+)
+
+if TYPE_CHECKING:
+    from confide.config.schema import Config
+
+SCHEDULE = "constant"
+"""The schedule of a suggestion that names a learning rate.
+
+`confide study schedules` found none that is certainly better in 24 to 96 steps. Cosine was not tried.
+"""
+
+
+def is_known(config: "Config") -> bool:
+    """Return True if the rule knows learning rates for what trains."""
+    adapter = config.adapter
+    is_lora = adapter.kind == "lora" and not adapter.modules_to_save
+    writes_text = registry.task_facts(config.task).is_causal
+    return writes_text and (is_lora or adapter.kind in ("full", "matrices"))
+
+
+def schedule(config: "Config") -> str:
+    """Return the schedule that a suggestion has: its own with a rate of its own, else that of the config."""
+    return SCHEDULE if is_known(config) else config.train.schedule
+
+
+def rate(each: Candidate, config: "Config", size: Size) -> float | None:
+    """Return the peak learning rate that suits a setting, to two digits; None if the rule knows none.
+
+    It is higher for LoRA factors, and if common tokens count less.
+    """
+    if not is_known(config):
+        return None
+    found = each.rate * higher(config, size)
+    if config.privacy.common_tokens or "privacy.common_tokens" in multiplied(each, config, size):
+        found *= COMMON_FASTER
+    return float(f"{found:.2g}")
+
+
+def higher(config: "Config", size: Size) -> float:
+    """Return how much higher the learning rates of what trains are than those of whole weights."""
+    adapter = config.adapter
+    return lora_higher(size.width, adapter.rank, adapter.scale) if adapter.kind == "lora" else 1.0
+
+
+def settings(each: Candidate, config: "Config", size: Size) -> dict[str, Any]:
+    """Return the keys of the config that are set with a learning rate; none if the rule knows no rate."""
+    if not is_known(config):
+        return {}
+    found: dict[str, Any] = {
+        "train.learning_rate": rate(each, config, size),
+        "train.schedule": schedule(config),
+    }
+    if not each.mechanism.correlation.is_independent and config.train.betas is None:
+        found["train.betas"] = list(BETAS)
+    return found | multiplied(each, config, size)
+
+
+def multiplied(each: Candidate, config: "Config", size: Size) -> dict[str, Any]:
+    """Return the keys by which gradients are multiplied before they are clipped; none for LoRA factors.
+
+    A config's own stay.
+    """
+    own, noise = config.privacy, math.sqrt(each.ratio * each.share)
+    if config.adapter.kind == "lora" or noise > SCALED_UP_TO or own.scales or own.common_tokens:
+        return {}
+    found: dict[str, Any] = {"privacy.scales": dict(SCALED)}
+    is_split = config.train.distributed == "fsdp"  # with which `common_tokens` does not go
+    if noise <= COMMON_UP_TO and size.vocabulary >= COMMON_FROM and not is_split:
+        found["privacy.common_tokens"] = COMMON_TOKENS
+    return found
+
+
+def untried(config: "Config", size: Size) -> str | None:
+    """Say in which respect nobody has tried the rule at such a model; None if somebody has."""
+    if size.width > WIDTH:
+        return f"no model wider than {WIDTH} was tried, and this one is {size.width:,} wide"
+    if config.adapter.dora:
+        return "DoRA was not tried"
+    return None
