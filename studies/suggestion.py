@@ -276,7 +276,7 @@ def predictions(rows: Sequence[Row], budget: float, budgets: Sequence[int]) -> l
     """
     found = trials(rows, SEARCHED, budget)
     at_rate = _at_highest_rate(found, _rate(rows))
-    higher = rows[0].get(HIGHER, 1.0)  # runs of whole weights do not say so
+    higher = rows[0].get(HIGHER) or 1.0  # runs of whole weights do not say so
     planners = DIMENSIONS * rows[0][WEIGHTS], WALK / higher**2
     made = [
         _prediction(f"epsilon {target(epsilon)} at the rate {rate:g}", own, planners)
@@ -337,7 +337,8 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
             for epsilon in users.values(_of(rows, text), EPSILON)
         ]
     for text in users.texts_of(rows):
-        rule = "The planner's rule" if text == TEXT else f"{_WHERE[text].strip().capitalize()} the rule"
+        where = _WHERE[text].strip()
+        rule = f"{where[0].upper()}{where[1:]} the rule" if where else "The planner's rule"
         found.append(
             Finding(
                 f"{rule} names a number of steps within 2% of the best of those that were tried.",

@@ -278,16 +278,13 @@ def test_buffers_are_suggested_where_bands_of_an_epoch_would_take_too_much_memor
 
 def test_scales_are_set_where_a_study_found_them_to_pay(few):
     def scales(settings):
-        found = suggest(settings, shape(), SIZE, count=3)["ranked"]
-        return {row["place"]: row["settings"].get("privacy.scales") for row in found}
+        return suggest(settings, shape(), SIZE, count=1)["ranked"][0]["settings"].get("privacy.scales")
 
-    few_noise = scales(config())
-    assert few_noise[1] == {"embeddings": 2.0, "*attn": 0.5}
-    assert set(map(str, scales(config(epsilon=0.05)).values())) == {"None"}
-    assert set(map(str, scales(of_biases()).values())) == {"None"}
+    assert scales(config(epsilon=0.05)) is scales(of_biases()) is None
     for own in ({"scales": {"embeddings": 3.0}}, {"common_tokens": 0.1}):  # one's own stay
-        assert set(map(str, scales(config(**own)).values())) == {"None"}
+        assert scales(config(**own)) is None
     first = suggest(config(), shape(), SIZE, count=1)["ranked"][0]
+    assert first["settings"]["privacy.scales"] == {"embeddings": 2.0, "*attn": 0.5}
     mechanism = mechanisms.build(altered(config(), first["settings"], "test"))
     assert mechanism.scales == (("*attn", 0.5), ("embeddings", 2.0))
     assert mechanism.common_tokens == COMMON_TOKENS
@@ -341,7 +338,7 @@ def test_a_wider_model_bears_a_lower_rate_where_there_is_little_noise(few):
 
 
 def test_common_tokens_count_less_in_large_vocabularies_alone(few):
-    for tokens, has in ((512, False), (8192, True), (150_000, True)):
+    for tokens, has in ((512, False), (150_000, True)):
         first = suggest(config(), shape(), replace(SIZE, vocabulary=tokens), count=1)["ranked"][0]
         assert ("privacy.common_tokens" in first["settings"]) is has
         assert first["settings"]["privacy.scales"]
