@@ -8,12 +8,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from transformers import AutoModelForCausalLM, GPTNeoXConfig, MambaConfig
 
 from confide.config.loading import check
 from confide.data.shape import Shape
 from confide.planning import candidates, rates
 from confide.planning import suggest as suggesting
-from confide.planning.plan import Size
+from confide.planning.cost import Size
 from confide.planning.progress import (
     COMMON_TOKENS,
     FITTED,
@@ -30,8 +31,10 @@ from confide.privacy.accounting import fixed_bins
 from confide.privacy.correlated_noise import Banded, Buffered
 from confide.privacy.mechanisms.statement import calibrate
 from confide.privacy.mechanisms.uls import UserLevelSampling
+from confide.training.optimisation import scales_of
 from confide.tuning.space import altered
 from confide.utils.errors import InputError
+from tests import small
 from tests.command import confide
 from tests.test_resume import config as run_config
 
@@ -342,6 +345,28 @@ def test_common_tokens_count_less_in_large_vocabularies_alone(few):
         first = suggest(config(), shape(), replace(SIZE, vocabulary=tokens), count=1)["ranked"][0]
         assert ("privacy.common_tokens" in first["settings"]) is has
         assert first["settings"]["privacy.scales"]
+
+
+TINY = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 1}
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        (small.family("gpt2"), "*attn"),
+        (small.family("llama"), "*attn"),
+        (GPTNeoXConfig(**TINY, num_attention_heads=2, intermediate_size=32), "*attention"),
+        (MambaConfig(**TINY), None),
+    ],
+    ids=lambda each: getattr(each, "model_type", str(each)),
+)
+def test_scales_name_attention_as_the_model_does(few, settings, word):
+    """A word that fits no tensor would be refused, and the suggested config would not train."""
+    model = AutoModelForCausalLM.from_config(settings)
+    first = suggest(config(), shape(), Size.of(model), count=1)["ranked"][0]
+    scales = first["settings"]["privacy.scales"]
+    assert scales == {"embeddings": 2.0} | ({word: 0.5} if word else {})
+    scales_of(model, scales.items())  # each fits a tensor
 
 
 def test_an_audit_of_sums_keeps_poisson_draws_and_independent_noise(few):

@@ -1,4 +1,4 @@
-"""Estimate what training costs in operations, from the size of a model."""
+"""Estimate what training costs in operations, from the size of a model; and the facts by which settings suit it."""
 
 from dataclasses import dataclass
 from typing import Any, cast
@@ -7,6 +7,10 @@ from torch import nn
 
 from confide.models import loading as models
 from confide.models.quantised import bits, quantised
+from confide.training.optimisation import has_part
+
+ATTENTION = ("*attn", "*attention")
+"""The words of `privacy.scales` for what models call their attention: attn, self_attn, self_attention and others."""
 
 
 @dataclass(frozen=True)
@@ -15,6 +19,7 @@ class Size:
 
     Attributes:
         held_bytes: bytes that the weights take; None for float32.
+        attention: the one of `ATTENTION` that fits a tensor that is trained; None if none does.
     """
 
     parameters: int
@@ -23,6 +28,7 @@ class Size:
     width: int
     vocabulary: int
     held_bytes: int | None = None
+    attention: str | None = ATTENTION[0]
 
     @property
     def weights_bytes(self) -> int:
@@ -35,13 +41,16 @@ class Size:
         packed = sum(
             layer.weight.numel() for _, layer in quantised(model) if bits(layer) == 4
         )  # two in a byte
+        trainable = models.trainable(model)
+        words = (word for word in ATTENTION if any(has_part(name, word) for name in trainable))
         return cls(
             parameters=sum(p.numel() for p in model.parameters()) + packed,
-            trainable=sum(p.numel() for p in models.trainable(model).values()),
+            trainable=sum(p.numel() for p in trainable.values()),
             layers=settings.num_hidden_layers,
             width=settings.hidden_size,
             vocabulary=whole.get_input_embeddings().num_embeddings,
             held_bytes=sum(p.nbytes for p in model.parameters()),
+            attention=next(words, None),
         )
 
     def operations(self, tokens: float) -> float:

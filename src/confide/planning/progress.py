@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 
 from confide.config.train_section import EMBEDDINGS
-from confide.planning.cost import Size
+from confide.planning.cost import ATTENTION, Size
 from confide.privacy.mechanisms.base import Mechanism
 
 SHORTER = 0.43
@@ -58,8 +58,9 @@ In `confide study bands` a first beta of 0.6 was at most 0.001 nats worse than 0
 and articles at the best rate, wherever noise was correlated over the most bands. On customers 0.6 was chosen.
 """
 
-SCALED = {EMBEDDINGS: 2.0, "*attn": 0.5}
-"""Factors on gradients before clipping (`privacy.scales`) that a suggestion sets; `*attn` fits `self_attn` too."""
+ATTENTION_SCALE = 0.5
+SCALED = {EMBEDDINGS: 2.0, ATTENTION[0]: ATTENTION_SCALE}
+"""Factors on gradients before clipping (`privacy.scales`) that a suggestion sets."""
 
 COMMON_TOKENS = 0.25
 """The power by which rows of common tokens count less (`privacy.common_tokens`) in a suggestion that sets `SCALED`."""

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from confide.config import registry
 from confide.planning.candidates import Candidate
-from confide.planning.cost import Size
+from confide.planning.cost import ATTENTION, Size
 from confide.planning.progress import (
+    ATTENTION_SCALE,
     BETAS,
     COMMON_FASTER,
     COMMON_FROM,
@@ -85,11 +86,17 @@ def multiplied(each: Candidate, config: "Config", size: Size) -> dict[str, Any]:
     own, noise = config.privacy, math.sqrt(each.ratio * each.share)
     if config.adapter.kind == "lora" or noise > SCALED_UP_TO or own.scales or own.common_tokens:
         return {}
-    found: dict[str, Any] = {"privacy.scales": dict(SCALED)}
+    found: dict[str, Any] = {"privacy.scales": scaled(size)}
     is_split = config.train.distributed == "fsdp"  # with which `common_tokens` does not go
     if noise <= COMMON_UP_TO and size.vocabulary >= COMMON_FROM and not is_split:
         found["privacy.common_tokens"] = COMMON_TOKENS
     return found
+
+
+def scaled(size: Size) -> dict[str, float]:
+    """Return `SCALED`, by the words that fit the model: a word that fits no tensor would be refused."""
+    found = {word: scale for word, scale in SCALED.items() if word not in ATTENTION}
+    return found | ({size.attention: ATTENTION_SCALE} if size.attention else {})
 
 
 def untried(config: "Config", size: Size) -> str | None:

@@ -42,6 +42,11 @@ def betas_of(steps: int) -> tuple[float, float]:
     return min(0.9, max(0.3, round(1 - 70 / steps, 3))), 0.999
 
 
+def has_part(name: str, word: str) -> bool:
+    """Return True if a part of a tensor's name, whole between points, is the word; * stands for any characters."""
+    return fnmatchcase(f".{name}.", f"*.{word}.*")
+
+
 def factors_of(
     names: Iterable[str],
     factors: Mapping[str, float],
@@ -61,11 +66,7 @@ def factors_of(
     """
     found = dict.fromkeys(names, 1.0)
     for word, factor in factors.items():
-        fit = [
-            name
-            for name in found
-            if (name in embeddings if word == EMBEDDINGS else fnmatchcase(f".{name}.", f"*.{word}.*"))
-        ]
+        fit = [name for name in found if (name in embeddings if word == EMBEDDINGS else has_part(name, word))]
         if not fit:
             parts = sorted({part for name in found for part in name.split(".") if not part.isdigit()})
             close = get_close_matches(word, [EMBEDDINGS, *parts], n=1)
