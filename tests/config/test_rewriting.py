@@ -71,6 +71,18 @@ def test_whatever_the_notation_the_values_are_those_that_were_asked_for(tmp_path
     assert load(tmp_path / "d.yaml") == config
 
 
+@pytest.mark.parametrize("own", ["", "\n  scales: {}", "\n  scales:\n    embeddings: 3.0"])
+def test_words_that_yaml_would_read_otherwise_are_quoted(tmp_path, own):
+    """A star begins the name of an anchor: without quotes the text would be no YAML, and its comments would be lost."""
+    scales = {"embeddings": 2.0, "*attn": 0.5}
+    text = f"{DATA}privacy:\n  epsilon: 8  # agreed{own}\ntrain: {{steps: 3}}\n"
+    found, config = changed(tmp_path, text, **{"privacy.scales": scales})
+    assert "epsilon: 8  # agreed" in found
+    (tmp_path / "d.yaml").write_text(found, "utf-8")
+    assert load(tmp_path / "d.yaml") == config
+    assert config.privacy.scales == scales
+
+
 def test_what_was_overridden_is_written_too(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text(MINE, "utf-8")

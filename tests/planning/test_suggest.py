@@ -21,8 +21,10 @@ from confide.planning.progress import (
     HIGHEST,
     SQUARES,
     STEADY,
+    WALK,
     best_rate,
     log_progress,
+    lora_higher,
     own_rate,
 )
 from confide.planning.suggest import suggest
@@ -301,17 +303,19 @@ def test_scales_are_set_where_a_study_found_them_to_pay(few):
     assert first["settings"]["train.learning_rate"] == first["learning_rate"]
 
 
-def test_lora_factors_walk_as_far_in_their_outputs_as_whole_weights():
-    """Against the walk itself: noise of one length in every weight, and in every weight of the second factor."""
-    rng, width, rank, outputs = np.random.default_rng(0), 400, 8, 300
-    of = check(config().model_dump(mode="json") | {"adapter": {"kind": "lora", "rank": rank, "alpha": 12.0}})
-    assert of.adapter.scale == 1.5
+@pytest.mark.parametrize(("width", "rank", "alpha"), [(128, 32, 64.0), (2000, 8, 12.0)])
+def test_lora_factors_walk_as_far_in_their_outputs_as_whole_weights(width, rank, alpha):
+    """Against the walk itself: noise that adds up in every weight, and in both factors at the rate that is named."""
+    rng, outputs, worlds = np.random.default_rng(0), 100, 100
+    of = check(config().model_dump(mode="json") | {"adapter": {"kind": "lora", "rank": rank, "alpha": alpha}})
     x = rng.normal(size=width)
-    first = rng.uniform(-1, 1, (200, rank, width)) / math.sqrt(width)  # as peft begins
-    whole = rng.normal(size=(outputs, width)) @ x
-    second = np.einsum("nor,nrw,w->no", rng.normal(size=(200, outputs, rank)), first, x) * of.adapter.scale
-    walked = math.sqrt((whole**2).mean() / (second**2).mean())
-    assert rates.higher(of, replace(SIZE, width=width)) == pytest.approx(walked, rel=0.1)
+    higher, walk = rates.higher(of, replace(SIZE, width=width)), 1 / math.sqrt(2 * WALK)  # at `best_rate`
+    whole = walk * rng.normal(size=(worlds * outputs, width)) @ x
+    first = rng.uniform(-1, 1, (worlds, rank, width)) / math.sqrt(width)  # as peft begins
+    first += higher * walk * rng.normal(size=first.shape)
+    second = higher * walk * rng.normal(size=(worlds, outputs, rank))
+    walked = np.einsum("nor,nrw,w->no", second, first, x) * of.adapter.scale
+    assert math.sqrt((walked**2).mean() / (whole**2).mean()) == pytest.approx(1, rel=0.1)
 
 
 @pytest.mark.parametrize("rslora", [False, True])
@@ -324,20 +328,30 @@ def test_the_rate_of_lora_factors_is_that_of_whole_weights_times_what_they_walk_
     alone = config(scales={"embeddings": 3.0})  # its own stay, so that common tokens count as others
     whole = suggest(alone, shape(), SIZE, count=1)["ranked"][0]
     assert (first["steps"], first["bands"]) == (whole["steps"], whole["bands"])
-    scale = 16 / math.sqrt(8) if rslora else 2.0
-    higher = math.sqrt(3 * 256 / 8) / scale
+    higher = lora_higher(256, 8, 16 / math.sqrt(8) if rslora else 2.0)
     assert first["learning_rate"] == pytest.approx(higher * whole["learning_rate"], rel=0.08)  # two digits
+    assert first["settings"]["train.twin_learning_rate"] == pytest.approx(higher * STEADY, rel=0.06)
 
 
 def test_a_wider_model_bears_a_lower_rate_where_there_is_little_noise(few):
     assert own_rate(4, "constant", ratio=0.0, width=1024) == STEADY / 4
     assert own_rate(32, "constant", ratio=1e6, width=1024) == best_rate(32, "constant")
-    for width, words in (
-        (256, None),
-        (1024, "no model wider than 256 was tried, and this one is 1,024 wide"),
-    ):
+    for width, words in ((256, []), (1024, ["models wider than 256 (this one is 1,024 wide)"])):
         found = suggest(config(), shape(), replace(SIZE, width=width), count=1)
         assert found["learning_rate"]["untried"] == words
+        assert found["ranked"][0]["settings"]["train.twin_learning_rate"] == STEADY * 256 / width
+
+
+def test_nothing_is_scaled_where_nobody_tried_it(few):
+    """Neither where the output layer has weights of its own, nor beside rates for single tensors."""
+    untied = suggest(config(), shape(), replace(SIZE, is_tied=False), count=1)
+    faster = suggest(trains(config(), rate_factors={"embeddings": 2.0}), shape(), SIZE, count=1)
+    for found, words in ((untied, "output layers with weights of their own"), (faster, "train.rate_factors")):
+        assert not {"privacy.scales", "privacy.common_tokens"} & set(found["ranked"][0]["settings"])
+        assert found["learning_rate"]["untried"] == [words]
+    assert not Size.of(AutoModelForCausalLM.from_config(small.family("llama"))).is_tied
+    own = trains(config(), twin_learning_rate=1e-4)
+    assert "train.twin_learning_rate" not in suggest(own, shape(), SIZE, count=1)["ranked"][0]["settings"]
 
 
 def test_common_tokens_count_less_in_large_vocabularies_alone(few):
@@ -347,14 +361,14 @@ def test_common_tokens_count_less_in_large_vocabularies_alone(few):
         assert first["settings"]["privacy.scales"]
 
 
-TINY = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 1}
+TINY = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 1, "tie_word_embeddings": True}
 
 
 @pytest.mark.parametrize(
     ("settings", "word"),
     [
         (small.family("gpt2"), "*attn"),
-        (small.family("llama"), "*attn"),
+        (small.family("llama", tie_word_embeddings=True), "*attn"),
         (GPTNeoXConfig(**TINY, num_attention_heads=2, intermediate_size=32), "*attention"),
         (MambaConfig(**TINY), None),
     ],

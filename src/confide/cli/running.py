@@ -222,6 +222,7 @@ def _suggest(
     from confide.planning.user_sampling import measured_norms
     from confide.privacy import mechanisms
     from confide.runs.preparation import prepared_data
+    from confide.training.optimisation import check_factors
     from confide.tuning.space import altered
     from confide.utils.console import Console
     from confide.utils.files import write_text
@@ -252,7 +253,9 @@ def _suggest(
                 track,
             )
     if out is not None:
-        write_text(out, rewritten(path, altered(run.config, found["ranked"][0]["settings"], "--suggest")))
+        chosen = altered(run.config, found["ranked"][0]["settings"], "--suggest")
+        check_factors(chosen, model)
+        write_text(out, rewritten(path, chosen))
     if as_json:
         print_json(found)
         return

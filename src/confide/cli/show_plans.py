@@ -203,32 +203,29 @@ def suggestions(found: dict[str, Any]) -> None:
         )
     if found["warning"]:
         print(f"\nwarning: {found['warning']}")
+    public = "Try others with `confide tune`, which counts its trials, or on public text"
     if told := found["learning_rate"]:
         print(
-            f"the learning rate follows from the rule, too: {told['by_rule']:g} for {told['steps']} steps, in place of "
-            f"{told['of_config']:g}. It is {told['schedule']}: in a study of 24 to 96 steps a linear fall did no better"
+            f"learning rate by the rule: {told['by_rule']:g} for {told['steps']} steps, {told['schedule']} (yours: "
+            f"{told['of_config']:g}). In a study of 24 to 96 steps a linear fall did no better"
         )
         if told["untried"]:
-            print(
-                f"it may be wrong by a factor of two and more, since {told['untried']}. Try others with "
-                "`confide tune`, which counts its trials, or on public text"
-            )
+            print(f"nobody has tried this rate with {' and '.join(told['untried'])}. {public}")
     else:
         print(
-            "the order supposes that each setting has a learning rate that suits it. The rule knows rates of models "
-            "that write, when weights or LoRA factors train: yours is kept. Try others with `confide tune`, "
-            "which counts its trials, or on public text"
+            "the rule knows no learning rate for what trains here, so yours is kept. The order assumes that each "
+            f"setting has a rate that suits it. {public}"
         )
     first = found["ranked"][0]["settings"]
     if "privacy.scales" in first:
         print(
-            "the first one has privacy.scales, of which the ranking knows nothing. In a study they had 3% to 20% less "
-            "perplexity, the least where noise was largest"
+            "the first one has privacy.scales, of which the ranking knows nothing. In a study of two small models they "
+            "had 3% to 20% less perplexity, the least where noise was largest"
         )
     if "privacy.common_tokens" in first:
         print(
-            "it has privacy.common_tokens as well, which the ranking does not know, either. In a study on made-up "
-            "mails these scales had 18% less perplexity with it than without"
+            "it has privacy.common_tokens as well, which the ranking does not know, either. In a study of the bundled "
+            "model on made-up mails these scales had 18% less perplexity with it than without"
         )
     nested: dict[str, dict[str, Any]] = {}
     for key, value in found["ranked"][0]["settings"].items():

@@ -75,13 +75,14 @@ def _nested(names: tuple[str, ...], value: Any) -> Any:
 def _added(text: str, section: yaml.MappingNode, name: str, value: Any) -> str:
     """Return the text with a new key at the end of its section."""
     if not section.value:
-        raise _Unknown
+        start, end = section.start_mark.index, section.end_mark.index
+        return text[:start] + _inline({name: value}) + text[end:]
     first, last = section.value[0][0], section.value[-1][1]
     if section.flow_style:
         place = _end(last)
-        return f"{text[:place]}, {name}: {_inline(value)}{text[place:]}"
+        return f"{text[:place]}, {_inline(name)}: {_inline(value)}{text[place:]}"
     place = text.find("\n", _end(last))
-    line = f"{' ' * first.start_mark.column}{name}: {_inline(value)}"
+    line = f"{' ' * first.start_mark.column}{_inline(name)}: {_inline(value)}"
     return f"{text}\n{line}\n" if place < 0 else f"{text[: place + 1]}{line}\n{text[place + 1 :]}"
 
 

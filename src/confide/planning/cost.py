@@ -20,6 +20,7 @@ class Size:
     Attributes:
         held_bytes: bytes that the weights take; None for float32.
         attention: the one of `ATTENTION` that fits a tensor that is trained; None if none does.
+        is_tied: no output layer trains with weights apart from those of the token embeddings.
     """
 
     parameters: int
@@ -29,6 +30,7 @@ class Size:
     vocabulary: int
     held_bytes: int | None = None
     attention: str | None = ATTENTION[0]
+    is_tied: bool = True
 
     @property
     def weights_bytes(self) -> int:
@@ -51,6 +53,7 @@ class Size:
             vocabulary=whole.get_input_embeddings().num_embeddings,
             held_bytes=sum(p.nbytes for p in model.parameters()),
             attention=next(words, None),
+            is_tied=len(models.token_tables(model)) < 2,
         )
 
     def operations(self, tokens: float) -> float:

@@ -3,7 +3,7 @@
 It is a rule for Adam, whose steps have one length whatever the gradient's. Let the variance of a step's noise be
 `ratio` times that of the gradient. Then a step goes 1 / sqrt(1 + ratio) of its way along the gradient. The rest is a
 random walk. Progress falls with the sum of the squared learning rates. *An estimate*: the constants
-are of the bundled model with all weights. Two smaller models bore the same rates (docs/configuring.md).
+are of the bundled model with all weights. Searches chose nearly its rates for two smaller models (docs/configuring.md).
 """
 
 import math
@@ -124,33 +124,42 @@ def best_rate(steps: int, schedule: str) -> float:
 def own_rate(steps: int, schedule: str, ratio: float, share: float = 1.0, width: int = WIDTH) -> float:
     """Compute the peak learning rate of a setting: `best_rate`, or less where there is little noise.
 
-    The part of a step that goes along the gradient is then no longer than a step without noise may be: `STEADY`, or
-    less in a wider model. No rate is above `HIGHEST`. Of noise that is correlated over steps only a share stays in the
-    weights, so that their walk is as long at a higher rate: the best rate and `HIGHEST` are then higher by one over the
-    root of the share. `confide study bands` tries that.
+    The part of a step that goes along the gradient is then no longer than a step without noise may be (`steady_rate`).
+    No rate is above `HIGHEST`. Of noise that is correlated over steps only a share stays in the weights, so that their
+    walk is as long at a higher rate: the best rate and `HIGHEST` are then higher by one over the root of the share.
+    `confide study bands` tries that.
 
     Args:
         share: `Correlation.walk_share` of the noise; 1 if it is independent.
         width: of the model.
     """
-    longer, steady = 1 / math.sqrt(share), STEADY * WIDTH / width
-    return min(best_rate(steps, schedule) * longer, steady * math.sqrt(1 + ratio), HIGHEST * longer)
+    longer = 1 / math.sqrt(share)
+    return min(
+        best_rate(steps, schedule) * longer, steady_rate(width) * math.sqrt(1 + ratio), HIGHEST * longer
+    )
+
+
+def steady_rate(width: int) -> float:
+    """Return the rate that training without noise bears: `STEADY`, in inverse proportion to the width."""
+    return STEADY * WIDTH / width
 
 
 def lora_higher(width: int, rank: int, scale: float) -> float:
     """Compute how much higher the rates of LoRA factors are than those of whole weights.
 
-    Noise in a weight of a layer moves an output by as much as its input is long, |x|. Noise in the second factor moves
-    it by `scale` times |A x|. The first factor A starts with variance 1 / (3 width), so that |A x| is
-    sqrt(rank / (3 width)) |x|. With the rates that this gives, both walk alike in their outputs. *An estimate*: that
-    the first factor moves as well is left out.
+    At `best_rate` the noise in a whole weight has a variance of v = 1 / (2 walk) at the end, whatever the steps, and it
+    moves an output by sqrt(v) |x|. LoRA's output is scale B A x. At a rate h times as high, noise gives each element of
+    B a variance of h^2 v, and adds as much to A, whose elements begin with 1 / (3 width). So it moves an output by
+    scale h sqrt(rank v (1 / (3 width) + h^2 v)) |x|. The h is returned with which both are alike. *An estimate*: that
+    the factors learn is left out.
 
     Args:
         width: of the layers' inputs.
         rank: of the factors.
         scale: of their product.
     """
-    return math.sqrt(3 * width / rank) / scale
+    p, q = scale**2 * rank / (3 * width), scale**2 * rank / (2 * WALK)
+    return math.sqrt((math.sqrt(p**2 + 4 * q) - p) / (2 * q))  # p h^2 + q h^4 = 1
 
 
 def lengths_of_thumb(k: int) -> float:

@@ -21,6 +21,7 @@ from confide.planning.progress import (
     SCALED_UP_TO,
     WIDTH,
     lora_higher,
+    steady_rate,
 )
 
 if TYPE_CHECKING:
@@ -56,7 +57,11 @@ def rate(each: Candidate, config: "Config", size: Size) -> float | None:
     found = each.rate * higher(config, size)
     if config.privacy.common_tokens or "privacy.common_tokens" in multiplied(each, config, size):
         found *= COMMON_FASTER
-    return float(f"{found:.2g}")
+    return _to_write(found)
+
+
+def _to_write(peak: float) -> float:
+    return float(f"{peak:.2g}")
 
 
 def higher(config: "Config", size: Size) -> float:
@@ -73,6 +78,8 @@ def settings(each: Candidate, config: "Config", size: Size) -> dict[str, Any]:
         "train.learning_rate": rate(each, config, size),
         "train.schedule": schedule(config),
     }
+    if config.train.twin_learning_rate is None:  # without noise a twin might break down at the rate above
+        found["train.twin_learning_rate"] = _to_write(steady_rate(size.width) * higher(config, size))
     if not each.mechanism.correlation.is_independent and config.train.betas is None:
         found["train.betas"] = list(BETAS)
     return found | multiplied(each, config, size)
@@ -81,10 +88,12 @@ def settings(each: Candidate, config: "Config", size: Size) -> dict[str, Any]:
 def multiplied(each: Candidate, config: "Config", size: Size) -> dict[str, Any]:
     """Return the keys by which gradients are multiplied before they are clipped; none for LoRA factors.
 
-    A config's own stay.
+    A config's own stay, and its own rates for single tensors stay alone: nobody tried both. Where the output layer has
+    weights of its own, nobody tried any.
     """
     own, noise = config.privacy, math.sqrt(each.ratio * each.share)
-    if config.adapter.kind == "lora" or noise > SCALED_UP_TO or own.scales or own.common_tokens:
+    is_own = own.scales or own.common_tokens or config.train.rate_factors
+    if config.adapter.kind == "lora" or not size.is_tied or is_own or noise > SCALED_UP_TO:
         return {}
     found: dict[str, Any] = {"privacy.scales": scaled(size)}
     is_split = config.train.distributed == "fsdp"  # with which `common_tokens` does not go
@@ -99,10 +108,16 @@ def scaled(size: Size) -> dict[str, float]:
     return found | ({size.attention: ATTENTION_SCALE} if size.attention else {})
 
 
-def untried(config: "Config", size: Size) -> str | None:
-    """Say in which respect nobody has tried the rule at such a model; None if somebody has."""
+def untried(config: "Config", size: Size) -> list[str]:
+    """Say in which respects nobody has tried the rule at such a model."""
+    is_lora = config.adapter.kind == "lora"
+    found = []
     if size.width > WIDTH:
-        return f"no model wider than {WIDTH} was tried, and this one is {size.width:,} wide"
-    if config.adapter.dora:
-        return "DoRA was not tried"
-    return None
+        found.append(f"models wider than {WIDTH} (this one is {size.width:,} wide)")
+    if is_lora and config.adapter.dora:
+        found.append("DoRA")
+    if not size.is_tied:
+        found.append("output layers with weights of their own")
+    if config.train.rate_factors:
+        found.append("train.rate_factors")
+    return found

@@ -37,9 +37,9 @@ SUGGESTED = 5
 """Number of first settings that are certified and shown with a reason, unless more are asked for."""
 
 _BY_SHAPE = (
-    "ranked by the shape of the data and constants, which costs no privacy: a rule of thumb, not a promise; its "
-    "constants are of the bundled model with all weights and independent noise; two smaller "
-    "models, LoRA and correlated noise were tried at epsilon 8"
+    "ranked by the shape of the data and constants, which costs no privacy. This is a rule of thumb, no promise. It "
+    "was fitted to the bundled model with all weights and independent noise, and tried at epsilon 8 with correlated "
+    "noise, on two smaller models, and on one of them with LoRA"
 )
 _MEASURED = (
     "ranked by gradients of private rows, so what is chosen is not covered by the guarantee: a rule of thumb"
@@ -84,10 +84,10 @@ def suggest(
             buffers, rows_per_unit, batch, steps, learning_rate (None if the rule knows none), noise_multiplier,
             noise_per_gradient, rows_seen, operations, progress, reason, and the `settings` to run it. `nearly`: the
             fewest and the most steps of settings that come within a tenth of the first. `learning_rate`: the rule's
-            for the first one, and the config's; None if the rule knows none. `correlated`, where the rule knows no
-            rate, so that correlated noise is not ranked: the `bands` or `buffers`, and the `sampling` that goes with
-            them, with which the first would have the least noise in its weights, how much, relative to its own, and the
-            `rate_factor` by which its learning rate may be higher; None if none would have less.
+            for the first one, the config's, and what is untried; None if the rule knows none. `correlated`, where it
+            knows no rate, so that correlated noise is not ranked: the `bands` or `buffers`, and the `sampling` that
+            goes with them, with which the first would have the least noise in its weights, how much, relative to its
+            own, and the `rate_factor` by which its learning rate may be higher; None if none would have less.
 
     Raises:
         InputError: the config asks for no epsilon, its mechanism has no rivals to compare, or nothing is possible.
@@ -160,7 +160,7 @@ def suggest(
 
 
 def _named(first: Candidate, config: "Config", size: Size) -> dict[str, Any] | None:
-    """Say which learning rate the rule has for the first setting, beside that of the config."""
+    """Say which learning rate the rule has for the first setting, beside that of the config; and what is untried."""
     if not rates.is_known(config):
         return None
     return {
