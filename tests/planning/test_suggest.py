@@ -26,6 +26,7 @@ from confide.planning.progress import (
     log_progress,
     lora_higher,
     own_rate,
+    twin_rate,
 )
 from confide.planning.suggest import suggest
 from confide.privacy import mechanisms
@@ -340,6 +341,7 @@ def test_a_wider_model_bears_a_lower_rate_where_there_is_little_noise(few):
         found = suggest(config(), shape(), replace(SIZE, width=width), count=1)
         assert found["learning_rate"]["untried"] == words
         assert found["ranked"][0]["settings"]["train.twin_learning_rate"] == STEADY * 256 / width
+    assert twin_rate(64) == STEADY < own_rate(4, "constant", ratio=0.0, width=64)
 
 
 def test_nothing_is_scaled_where_nobody_tried_it(few):

@@ -140,8 +140,16 @@ def own_rate(steps: int, schedule: str, ratio: float, share: float = 1.0, width:
 
 
 def steady_rate(width: int) -> float:
-    """Return the rate that training without noise bears: `STEADY`, in inverse proportion to the width."""
+    """Return how long the part of a step along the gradient may be: `STEADY`, in inverse proportion to the width."""
     return STEADY * WIDTH / width
+
+
+def twin_rate(width: int) -> float:
+    """Return a rate for the non-private twin of a run: `steady_rate`, and no more than `STEADY`.
+
+    Where a narrow model was tried, it gained nothing by more.
+    """
+    return min(STEADY, steady_rate(width))
 
 
 def lora_higher(width: int, rank: int, scale: float) -> float:

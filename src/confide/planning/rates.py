@@ -21,7 +21,7 @@ from confide.planning.progress import (
     SCALED_UP_TO,
     WIDTH,
     lora_higher,
-    steady_rate,
+    twin_rate,
 )
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def settings(each: Candidate, config: "Config", size: Size) -> dict[str, Any]:
         "train.schedule": schedule(config),
     }
     if config.train.twin_learning_rate is None:  # without noise a twin might break down at the rate above
-        found["train.twin_learning_rate"] = _to_write(steady_rate(size.width) * higher(config, size))
+        found["train.twin_learning_rate"] = _to_write(twin_rate(size.width) * higher(config, size))
     if not each.mechanism.correlation.is_independent and config.train.betas is None:
         found["train.betas"] = list(BETAS)
     return found | multiplied(each, config, size)
