@@ -10,22 +10,34 @@ import pytest
 from confide.config.loading import check
 from confide.data.shape import Shape
 from confide.planning.plan import Size, in_plan
+from confide.planning.progress import COMMON_FASTER, own_rate
+from confide.planning.suggest import suggest
 from confide.planning.verdict import MOST, PART, verdict
 from confide.privacy import mechanisms
 from confide.privacy.accounting import BallsInBins, FixedBins, MixtureOfGaussians, delta_default, least_noise
 from confide.privacy.correlated_noise import INDEPENDENT, Banded, Buffered
 from confide.privacy.mechanisms.statement import calibrate
+from confide.tuning.space import altered
 from tests.command import World, confide, tiny_model
 
 SIZE = Size(5_300_000, 5_300_000, 4, 256, 8192)
 
 
-def judged(units: int, rate: float = 0.1, rows: int = 1, trainable: int = 5_300_000, train=None, **privacy):
+def judged(
+    units: int,
+    rate: float = 0.1,
+    rows: int = 1,
+    trainable: int = 5_300_000,
+    train=None,
+    adapter=None,
+    **privacy,
+):
     config = check(
         {
             "data": {"train": __file__, "unit": "user"},
             "privacy": {"epsilon": 8.0, "rows_per_unit": rows} | privacy,
             "train": {"steps": 60, "batch": units * rate} | (train or {}),
+            "adapter": adapter or {},
         }
     )
     shape = Shape(np.full(units, 40, np.int64), 40 * units, 2000 * units, True)
@@ -123,6 +135,44 @@ def test_noise_that_all_later_steps_take_back_counts_alike():
 )
 def test_where_no_rule_is_known_nothing_is_said(changes):
     assert judged(500, **changes) is None
+
+
+def test_a_learning_rate_that_is_far_from_the_rules_is_told():
+    """It is the one with which a suggestion of the same steps is ranked."""
+    found = judged(1603, 0.1, sampling="bins", bands=10)
+    rate, said = found["learning_rate"], found["words"][-1]
+    assert said.startswith(f"the learning rate is 0.001; by the same rule about {rate:g} suits")
+    near = judged(1603, 0.1, sampling="bins", bands=10, train={"learning_rate": rate * 1.9})
+    far = judged(1603, 0.1, sampling="bins", bands=10, train={"learning_rate": rate * 2.1})
+    assert len(near["words"]) + 1 == len(far["words"])
+    noise = judged(1603, 0.1, sampling="bins")["learning_rate"]
+    assert noise < rate  # independent noise bears less
+    share = Banded(10).walk_share([1.0] * 60)
+    assert rate == pytest.approx(own_rate(60, "constant", math.inf, share), rel=0.05)
+    common = judged(1603, 0.1, sampling="bins", bands=10, common_tokens=0.25)
+    assert common["learning_rate"] == pytest.approx(COMMON_FASTER * rate, rel=0.05)
+
+
+def test_the_rate_of_a_plan_is_that_of_a_suggestion_of_its_own():
+    """Both know the noise of their steps, and the same rule."""
+    config = check(
+        {
+            "data": {"train": __file__, "unit": "user"},
+            "privacy": {"epsilon": 8.0, "rows_per_unit": 2, "scales": {"embeddings": 2.0}},
+            "train": {"steps": 32, "batch": 100.0},
+        }
+    )
+    shape = Shape(np.full(1000, 40, np.int64), 40_000, 2_000_000, True)
+    best = altered(config, suggest(config, shape, SIZE, count=1)["ranked"][0]["settings"], "test")
+    setting = calibrate(mechanisms.build(best), shape, 8.0, None, best.privacy.delta)
+    found = verdict(best, shape, SIZE, in_plan("this config", setting, 8.0, 50.0, SIZE))
+    assert found["learning_rate"] == pytest.approx(best.train.learning_rate, rel=0.03)
+
+
+def test_where_no_learning_rate_is_known_none_is_told():
+    found = judged(1603, 0.1, adapter={"kind": "bias"})
+    assert found["learning_rate"] is None
+    assert not any("learning rate" in line for line in found["words"])
 
 
 def test_the_plan_says_it(tmp_path):

@@ -97,7 +97,7 @@ class Target:
         noise_multiplier = nearly_least_noise(parameters.process, self.epsilon, self.delta, near)
         cap, steps = mechanism.cap(self.shape), mechanism.steps
         left = signal(mechanism, cap, self.lengths)
-        longer, share = _over_steps(mechanism, self.schedule)
+        longer, share = over_steps(mechanism, self.schedule)
         noise = longer * noise_multiplier / parameters.divisor
         ratio = gradients_in_noise(noise, left, self.size)
         rate = own_rate(steps, self.schedule, ratio, share, self.size.width)
@@ -176,7 +176,7 @@ class Target:
             yield found
 
 
-def _over_steps(mechanism: Mechanism, schedule: str) -> tuple[float, float]:
+def over_steps(mechanism: Mechanism, schedule: str) -> tuple[float, float]:
     """Return a step's noise in noise multipliers, and the share of its variance that stays in the weights."""
     steps, correlation = mechanism.steps, mechanism.correlation
     if correlation.is_independent:

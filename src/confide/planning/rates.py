@@ -8,7 +8,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from confide.config import registry
-from confide.planning.candidates import Candidate
+from confide.planning.candidates import Candidate, over_steps
 from confide.planning.cost import ATTENTION, Size
 from confide.planning.progress import (
     ATTENTION_SCALE,
@@ -20,9 +20,13 @@ from confide.planning.progress import (
     SCALED,
     SCALED_UP_TO,
     WIDTH,
+    gradients_in_noise,
     lora_higher,
+    own_rate,
+    signal,
     twin_rate,
 )
+from confide.privacy.mechanisms.base import Mechanism
 
 if TYPE_CHECKING:
     from confide.config.schema import Config
@@ -54,10 +58,30 @@ def rate(each: Candidate, config: "Config", size: Size) -> float | None:
     """
     if not is_known(config):
         return None
-    found = each.rate * higher(config, size)
-    if config.privacy.common_tokens or "privacy.common_tokens" in multiplied(each, config, size):
-        found *= COMMON_FASTER
-    return _to_write(found)
+    is_less = config.privacy.common_tokens or "privacy.common_tokens" in multiplied(each, config, size)
+    return _of_what_trains(each.rate, bool(is_less), config, size)
+
+
+def of_config(
+    config: "Config", mechanism: Mechanism, size: Size, noise_per_gradient: float, cap: int
+) -> float | None:
+    """Return the peak learning rate that suits a config as it is, to two digits; None if the rule knows none.
+
+    Args:
+        noise_per_gradient: of the first step, as `CalibratedMechanism.noise_per_gradient` has it.
+        cap: rows of a unit.
+    """
+    if not is_known(config):
+        return None
+    steps, schedule = mechanism.steps, mechanism.schedule
+    noise = noise_per_gradient * mechanism.correlation.noise_in_steps(steps)
+    ratio = gradients_in_noise(noise, signal(mechanism, cap), size)
+    found = own_rate(steps, schedule, ratio, over_steps(mechanism, schedule)[1], size.width)
+    return _of_what_trains(found, bool(config.privacy.common_tokens), config, size)
+
+
+def _of_what_trains(found: float, has_common_tokens: bool, config: "Config", size: Size) -> float:
+    return _to_write(found * higher(config, size) * (COMMON_FASTER if has_common_tokens else 1))
 
 
 def _to_write(peak: float) -> float:

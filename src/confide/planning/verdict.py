@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from confide.config.schedule import ADAMS
 from confide.data.shape import Shape
+from confide.planning import rates
 from confide.planning.progress import gradients_in_noise, signal
 from confide.privacy import mechanisms
 from confide.privacy.correlated_noise import INDEPENDENT, compared_rates
@@ -23,6 +24,9 @@ MOST, PART = 1.8, 15.0
 Chosen by hand, between measured runs of the bundled model, all of whose weights train: `benchmarks/verdict.py` lists
 them.
 """
+
+FAR = 2.0
+"""By what factor a learning rate is far from the rule's."""
 
 GRADES = {"most": "good", "part": "costly", "little": "poor"}
 """What to expect, in a word."""
@@ -47,8 +51,9 @@ def verdict(config: "Config", shape: Shape, size: "Size", chosen: "PlannedSettin
     Returns:
         `noise_over_gradient`; `expect`, which is "most", "part" or "little" of what training without privacy
         gains; `grade`, a word for it; about how many units, with the same chance of each and as many steps, it
-        takes for part and for most; and `words`. Correlated noise counts as independent noise that leaves as much in
-        the weights. None if no such rule is known: other optimisers and mechanisms, no noise.
+        takes for part and for most; the `learning_rate` of the same rule, None if it knows none; and `words`.
+        Correlated noise counts as independent noise that leaves as much in the weights. None if no such rule is known:
+        other optimisers and mechanisms, no noise.
     """
     mechanism = mechanisms.build(config)
     known = bool(mechanism.suggested_caps) and config.train.optimizer in ADAMS
@@ -60,12 +65,14 @@ def verdict(config: "Config", shape: Shape, size: "Size", chosen: "PlannedSettin
     expect = expected(times)
     protected = mechanism.parameters(shape).units
     units = {name: _about(protected * times / limit) for name, limit in (("part", PART), ("most", MOST))}
+    rate = rates.of_config(config, mechanism, size, chosen.noise_per_gradient, chosen.rows_per_unit)
     return {
         "noise_over_gradient": times,
         "expect": expect,
         "grade": GRADES[expect],
         "units_for_part": units["part"],
         "units_for_most": units["most"],
+        "learning_rate": rate,
         "words": _in_words(
             expect,
             _noise(times, mechanism.correlation.is_independent),
@@ -73,8 +80,19 @@ def verdict(config: "Config", shape: Shape, size: "Size", chosen: "PlannedSettin
             units,
             chosen.epsilon,
             "unit" if protected == shape.units else "row",
-        ),
+        )
+        + _on_rate(rate, config.train.learning_rate, rates.untried(config, size)),
     }
+
+
+def _on_rate(by_rule: float | None, own: float, untried: list[str]) -> list[str]:
+    """Say which learning rate the rule has, if the config's is far from it."""
+    if by_rule is None or by_rule / FAR < own < by_rule * FAR:
+        return []
+    but = f"; nobody has tried it with {' and '.join(untried)}" if untried else ""
+    return [
+        f"the learning rate is {own:g}; by the same rule about {by_rule:g} suits these steps and this noise{but}"
+    ]
 
 
 def _left_in_weights(mechanism: Mechanism) -> float:
