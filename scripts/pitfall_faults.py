@@ -282,9 +282,8 @@ PITFALLS = [
         "29",
         "noise is divided by the clip norm once more than the sum",
         "training/step.py::PrivateStep._add_noise",
-        "add_noise(self._with_sources(total, step), noise_scale, self.aggregation.scale)",
-        "add_noise(self._with_sources(total, step), noise_scale / (self.aggregation.clip_norm or 1), "
-        "self.aggregation.scale)",
+        "add_noise(sources, noise_scale, self.aggregation.scale, units=units)",
+        "add_noise(sources, noise_scale / (self.aggregation.clip_norm or 1), self.aggregation.scale)",
         "tests/training/test_step.py::test_a_step_is_the_formula",
     ),
     Fault(

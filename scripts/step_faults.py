@@ -29,8 +29,8 @@ STEPS = [
         "6",
         "divided by what was drawn",
         "training/step.py::PrivateStep._add_noise",
-        "add_noise(self._with_sources(total, step), noise_scale, self.aggregation.scale)",
-        "add_noise(self._with_sources(total, step), noise_scale, 1 / max(len(self.sampler.draw(step).rows), 1))",
+        "add_noise(sources, noise_scale, self.aggregation.scale, units=units)",
+        "add_noise(sources, noise_scale, 1 / max(len(self.sampler.draw(step).rows), 1), units=units)",
         "tests/training/test_step.py",
     ),
     Fault(
@@ -177,6 +177,14 @@ STEPS = [
         "before[name].mul_(t).add_(each)",
         "before[name].add_(each)",
         "tests/privacy/test_correlated_noise.py -k inverse",
+    ),
+    Fault(
+        "correlation",
+        "noise is remembered as large as it was added, and not as it was drawn",
+        "randomness/streams.py::_add_block",
+        "np.add(segment.units, noisy.astype(np.float32), out=segment.units)\nnoisy *= scale",
+        "noisy *= scale\nnp.add(segment.units, noisy.astype(np.float32), out=segment.units)",
+        "tests/privacy/test_correlated_noise.py -k made_once",
     ),
     Fault(
         "correlation",

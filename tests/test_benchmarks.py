@@ -305,3 +305,16 @@ def test_the_rule_for_rates_is_held_against_every_way_that_was_tried(
     assert {study for study, *_ in cells} == {"recipe", "user-level", "synthetic"}
     for *_, nearest, best, lost in cells:
         assert (lost == "0.0%") == (nearest == best)
+
+
+def test_correlated_noise_is_held_against_independent_noise(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = ["--rows", "4", "--length", "8", "--rounds", "2", "--warm", "1"]
+    monkeypatch.setattr(sys, "argv", ["correlated_step.py", *few])
+    runpy.run_path(str(BENCHMARKS / "correlated_step.py"), run_name="__main__")
+    head, first, *others = capsys.readouterr().out.splitlines()
+    assert head.startswith("4 rows of 8 tokens: a step of independent noise takes")
+    assert first == "independent: time x 1.000 (1.000 to 1.000), memory x 1.000"
+    assert [line.partition(":")[0] for line in others] == ["10 bands", "2 buffers", "3 buffers"]
+    assert all(float(line.rpartition(" ")[2]) > 1 for line in others)  # copies of noise lie there

@@ -265,6 +265,41 @@ def test_what_is_taken_back_is_the_noise_itself_and_not_its_grid():
         assert torch.equal(found, exact.float()), name
 
 
+@pytest.mark.parametrize("correlation", [Banded(3), Buffered(2)], ids=str)
+def test_noise_is_made_once_and_is_that_which_a_resumed_run_makes_again(correlation, monkeypatch):
+    aggregation = Aggregation(0.7, 0.9, 0.25, correlation=correlation)
+    draws = [some_draw(seed=1), NOTHING, some_draw((2, 1), seed=2), NOTHING, NOTHING]
+    going, resumed = (step_of(small.gpt2(), draws, aggregation) for _ in range(2))
+    made = []
+    for each in (going, resumed):
+        monkeypatch.setattr(each.correlated, "_independent", noted(each, made))
+    for number in range(5):
+        going(number)
+    assert made == []
+    sums = [{name: torch.zeros(p.shape) for name, p in each.parameters.items()} for each in (going, resumed)]
+    for each, vectors in zip((going, resumed), sums, strict=True):
+        each.correlated.take_back(5, vectors, 0.3)
+    assert made == [0, 1, 2, 3, 4]  # those of the resumed one
+    for name, vector in sums[0].items():
+        assert torch.equal(vector, sums[1][name]), name
+        assert vector.abs().max() > 0
+
+
+def noted(step, made):
+    def independent(number):
+        made.append(number)
+        return step._independent(number)
+
+    return independent
+
+
+def test_noise_of_another_step_is_not_remembered():
+    correlated = Banded(3).noise(lambda step: {"w": torch.zeros(2)})
+    correlated.take_back(4, {"w": torch.zeros(2)}, 1.0)
+    with pytest.raises(AssertionError, match="step 5 is not the one that was asked for last, 4"):
+        correlated.remember(5, {"w": torch.zeros(2)})
+
+
 # who is drawn --------------------------------------------------------------------------------------
 def test_each_group_has_its_turn_and_all_are_drawn_alike():
     n, rate, bands, steps = 60, 0.15, 4, 2000
@@ -486,12 +521,17 @@ def noise_passes(job: Job) -> bool:
     return checks["noise of the stated size"]
 
 
+def nothing_back(self, step, sums, scale):
+    self._next = step
+    return {name: torch.zeros_like(vector) for name, vector in sums.items()}
+
+
 def test_verify_knows_its_noise_and_notices_another(tmp_path, monkeypatch):
     job = Job.of(Run(config(tmp_path / "a", privacy__bands=3, train__optimizer="sgd")), QUIET)
     assert job.mechanism.exponent > 0.5
     assert noise_passes(job)
     with monkeypatch.context() as patch:
-        patch.setattr(BandedNoise, "take_back", lambda *given: None)
+        patch.setattr(BandedNoise, "take_back", nothing_back)
         assert not noise_passes(job)
     with monkeypatch.context() as patch:
         patch.setattr(Banded, "sensitivity", 1.0)
@@ -502,7 +542,7 @@ def test_verify_knows_the_noise_of_buffers_and_notices_another(tmp_path, monkeyp
     job = Job.of(Run(config(tmp_path / "a", privacy__buffers=2, privacy__sampling="bins")), QUIET)
     assert noise_passes(job)
     with monkeypatch.context() as patch:
-        patch.setattr(BufferedNoise, "take_back", lambda *given: None)
+        patch.setattr(BufferedNoise, "take_back", nothing_back)
         assert not noise_passes(job)
     with monkeypatch.context() as patch:
         patch.setattr(Buffered, "sensitivity", 1.0)

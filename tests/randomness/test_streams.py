@@ -8,7 +8,16 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from confide.randomness import streams as noise
 from confide.randomness.noise_grid import shift_of, step_of
-from confide.randomness.streams import BLOCK, GROUPS, PAIRS, FastStream, RunKey, Stream, add_noise
+from confide.randomness.streams import (
+    BLOCK,
+    GROUPS,
+    PAIRS,
+    FastStream,
+    RunKey,
+    Stream,
+    add_noise,
+    tells_units,
+)
 from confide.utils.errors import InputError
 
 KEY = RunKey.from_text("test")
@@ -172,6 +181,29 @@ def test_noise_has_the_stated_size_and_crosses_blocks():
         tensor.view(-1)[BLOCK - 1 : BLOCK + 1],
         on_grid(2.5 * KEY.stream("main", "noise").normal(2, BLOCK - 1), 2.5),
     )
+
+
+def test_the_values_of_which_noise_is_made_are_told():
+    """To the bit those that are made again where a run is resumed; and the noised sums are those without them."""
+    vectors = [
+        torch.randn(size, generator=torch.Generator().manual_seed(size)) for size in (3, 2 * BLOCK + 5)
+    ]
+    starts, source = (7, 0), KEY.stream("main", "noise")
+
+    def noised(made, scale, **options):
+        add_noise([(each, source, start) for each, start in zip(made, starts, strict=True)], scale, **options)
+        return made
+
+    alone = noised([each.clone() for each in vectors], 2.5, times=0.5)
+    units = [torch.zeros_like(each) for each in vectors]
+    told = noised([each.clone() for each in vectors], 2.5, times=0.5, units=units)
+    again = noised([torch.zeros_like(each) for each in vectors], 1.0, on_grid=False)
+    for one, other, unit, made in zip(alone, told, units, again, strict=True):
+        assert torch.equal(unit, made)
+        assert torch.allclose(one, other, rtol=0, atol=0.5 * 1.01 * step_of(2.5))
+        assert (one == other).float().mean() > 0.9999
+    assert tells_units([(vectors[0], source, 0)])
+    assert not tells_units([(vectors[0], FastStream(source), 0)])
 
 
 def test_noise_far_smaller_than_one_is_not_rounded_away():

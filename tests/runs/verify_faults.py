@@ -71,7 +71,9 @@ def clip_at_another_norm_than_the_noise(patch):
 
 def half_the_noise(patch):
     add = training.add_noise
-    patch.setattr(training, "add_noise", lambda vectors, scale, times: add(vectors, scale / 2, times))
+    patch.setattr(
+        training, "add_noise", lambda vectors, scale, *more, **named: add(vectors, scale / 2, *more, **named)
+    )
 
 
 def half_the_noise_by_the_value_that_says_how_much(patch):
@@ -82,18 +84,25 @@ def half_the_noise_by_the_value_that_says_how_much(patch):
 
 def slightly_less_noise(patch):
     add = training.add_noise
-    patch.setattr(training, "add_noise", lambda vectors, scale, times: add(vectors, 0.98 * scale, times))
+    less = 0.98
+    patch.setattr(
+        training,
+        "add_noise",
+        lambda vectors, scale, *more, **named: add(vectors, less * scale, *more, **named),
+    )
 
 
 def no_noise(patch):
     add = training.add_noise
-    patch.setattr(training, "add_noise", lambda vectors, scale, times: add(vectors, 0.0, times))
+    patch.setattr(
+        training, "add_noise", lambda vectors, scale, *more, **named: add(vectors, 0.0, *more, **named)
+    )
 
 
 def no_noise_on_one_parameter(patch):
     add = training.add_noise
 
-    def choosy(vectors, scale, times):
+    def choosy(vectors, scale, times, units=None):
         for vector in vectors:
             add([vector], 0.0 if vector[0].shape == (16, 64) else scale, times)
 

@@ -301,7 +301,7 @@ def exponent_for(bands: int, steps: int, schedule: str, warmup: int) -> float:
 
 
 class CorrelatedNoise(ABC):
-    """What C^-1 Z is beside Z, one step after the other.
+    """C^-1 Z, one step after the other.
 
     Args:
         independent: step -> Z of that step, standard normal, of every parameter; called again for steps that were taken
@@ -312,31 +312,51 @@ class CorrelatedNoise(ABC):
         self._independent = independent
         self._next = 0
 
-    def take_back(self, step: int, sums: Vectors, scale: float) -> None:
+    def take_back(self, step: int, sums: Vectors, scale: float) -> Vectors:
         """Subtract the part of earlier noise that `step`, counted from 0, takes back: add scale * (C^-1 Z - Z).
 
         The step's own Z is added afterwards, in the same way as independent noise: what is released has been
         rounded once, after its noise was added. Ask for steps in order; skipped steps are computed too. The last one
         may be asked for again.
+
+        Returns:
+            C^-1 Z - Z of the step. With Z added to it, it is what `remember` takes.
         """
         if step < self._next:
             raise AssertionError(f"step {step} comes after step {self._next}")
         while self._next < step:
-            found = self._independent(self._next)
-            self._subtract(found, 1.0)
-            try:
-                self._keep(found)
-            except (
-                BaseException
-            ):  # a part of it may be done, and then a step that starts over must begin anew
-                self._forget()
-                raise
-            self._next += 1
-        self._subtract(sums, scale)
+            noise = self._independent(self._next)
+            found = self._taken_back(noise)
+            for name, vector in found.items():
+                vector.add_(noise.pop(name))
+            self._take_in(found)
+        found = self._taken_back(sums)
+        for name, vector in sums.items():
+            vector.add_(found[name], alpha=scale)
+        return found
+
+    def remember(self, step: int, noise: Vectors) -> None:
+        """Take in C^-1 Z of a step that will not be started over, so that the next step need not make it again.
+
+        Args:
+            step: the one that was last asked for.
+            noise: of that step. It is kept, and may be changed.
+        """
+        if step != self._next:
+            raise AssertionError(f"step {step} is not the one that was asked for last, {self._next}")
+        self._take_in(noise)
+
+    def _take_in(self, noise: Vectors) -> None:
+        try:
+            self._keep(noise)
+        except BaseException:  # a part of it may be done, and then a step that starts over must begin anew
+            self._forget()
+            raise
+        self._next += 1
 
     @abstractmethod
-    def _subtract(self, vectors: Vectors, scale: float) -> None:
-        """Subtract `scale` times what the next step takes back."""
+    def _taken_back(self, like: Vectors) -> Vectors:
+        """Compute C^-1 Z - Z of the next step, in new vectors that are like others."""
 
     @abstractmethod
     def _keep(self, noise: Vectors) -> None:
@@ -359,10 +379,12 @@ class BandedNoise(CorrelatedNoise):
         super()._forget()
         self._said.clear()
 
-    def _subtract(self, vectors: Vectors, scale: float) -> None:
+    def _taken_back(self, like: Vectors) -> Vectors:
+        found = {name: vector.new_zeros(vector.shape) for name, vector in like.items()}
         for c, before in zip(self._below, reversed(self._said), strict=False):
-            for name, vector in vectors.items():
-                vector.sub_(before[name], alpha=c * scale)
+            for name, vector in found.items():
+                vector.sub_(before[name], alpha=c)
+        return found
 
     def _keep(self, noise: Vectors) -> None:
         self._said.append(noise)
@@ -380,10 +402,12 @@ class BufferedNoise(CorrelatedNoise):
         super()._forget()
         self._sums = []
 
-    def _subtract(self, vectors: Vectors, scale: float) -> None:
+    def _taken_back(self, like: Vectors) -> Vectors:
+        found = {name: vector.new_zeros(vector.shape) for name, vector in like.items()}
         for t, before in zip(self._decays, self._sums, strict=False):
-            for name, vector in vectors.items():
-                vector.sub_(before[name], alpha=t / len(self._decays) * scale)
+            for name, vector in found.items():
+                vector.sub_(before[name], alpha=t / len(self._decays))
+        return found
 
     def _keep(self, noise: Vectors) -> None:
         if not self._sums:

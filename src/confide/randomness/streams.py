@@ -14,7 +14,7 @@ import hmac
 import math
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -279,6 +279,7 @@ def add_noise(
     scale: float,
     times: float = 1.0,
     on_grid: bool = True,
+    units: Sequence[torch.Tensor] | None = None,
 ) -> None:
     """Make every element x of contiguous float32 tensors (x + N(0, scale^2)) * times, in place.
 
@@ -288,10 +289,12 @@ def add_noise(
         vectors: (tensor, source, start); the tensor's first element takes the source's value `start`, which is
             not 0 for a tensor that is part of a larger one.
         on_grid: False where x is zero, and what is made is no noised sum but noise to be taken back from one.
+        units: contiguous float32 tensors, one for each of `vectors`, to which the values of N(0, 1) are added of which
+            the noise is made, each rounded to float32. Only where `tells_units` says so.
     """
     shift = shift_of(scale) if on_grid else 0.0
     segments: list[_Segment] = []
-    for tensor, source, start in vectors:
+    for number, (tensor, source, start) in enumerate(vectors):
         if not isinstance(source, Stream):
             _add_in_order(tensor.view(-1), source, scale, shift, start, times)
         elif tensor.is_cuda:
@@ -299,19 +302,28 @@ def add_noise(
             tensor.mul_(times)
         else:
             flat = tensor.view(-1).numpy()
-            parts = range(0, len(flat), BLOCK)
-            segments += [_Segment(flat[place : place + BLOCK], source, start + place) for place in parts]
+            unit = None if units is None else units[number].view(-1).numpy()
+            for place in range(0, len(flat), BLOCK):
+                here = slice(place, place + BLOCK)
+                own = None if unit is None else unit[here]
+                segments.append(_Segment(flat[here], source, start + place, own))
     if segments:
         _add_segments(segments, scale, shift, np.float32(times))
 
 
+def tells_units(vectors: Iterable[tuple[torch.Tensor, Normal, int]]) -> bool:
+    """Return True if `add_noise` can tell the values of N(0, 1) of which it makes the noise of these tensors."""
+    return all(isinstance(source, Stream) and not tensor.is_cuda for tensor, source, _ in vectors)
+
+
 @dataclass(frozen=True)
 class _Segment:
-    """Part of a tensor on the CPU, and the position of its noise in a stream."""
+    """Part of a tensor on the CPU, the position of its noise in a stream, and what N(0, 1) is added to, if anything."""
 
     values: np.ndarray
     source: Stream
     start: int
+    units: np.ndarray | None = None
 
     @property
     def groups(self) -> int:
@@ -364,11 +376,15 @@ def _add_block(segments: list[_Segment], room: _Room, scale: float, shift: float
     for segment in segments:
         segment.source._fill_groups(room, place, segment.groups, segment.start // GROUP)
         place += segment.groups
-    normal, place = room.normal(place, scale), 0
+    tells = segments[0].units is not None
+    normal, place = room.normal(place, 1.0 if tells else scale), 0
     for segment in segments:
         first = GROUP * place + segment.start % GROUP
         values = segment.values
         noisy = normal[first : first + len(values)]
+        if segment.units is not None:
+            np.add(segment.units, noisy.astype(np.float32), out=segment.units)
+            noisy *= scale
         noisy += values
         noisy += shift
         noisy -= shift

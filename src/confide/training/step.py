@@ -19,7 +19,7 @@ from confide.models import loading as models
 from confide.models.expected_tokens import expected_tokens
 from confide.privacy.mechanisms.values import Aggregation, Sampler
 from confide.privacy.sampling import Draw, StopTraining
-from confide.randomness.streams import FastStream, Normal, RunKey, add_noise
+from confide.randomness.streams import FastStream, Normal, RunKey, add_noise, tells_units
 from confide.training.draw_ahead import DrawAhead
 from confide.training.gradient_sum import GradientSum, Vectors
 from confide.training.optimisation import RATE_FACTOR, Optimisation, scales_of
@@ -111,6 +111,7 @@ class PrivateStep:
         self._has_begun = False
         self._ahead = DrawAhead(self.ranks.device.type != "cpu")
         self.correlated = aggregation.correlation.noise(self._independent)
+        self._said: Vectors | None = None  # the noise of the step, where the next one takes it back
 
     def __call__(
         self, step: int, before_update: Callable[[Draw], None] | None = None
@@ -131,6 +132,9 @@ class PrivateStep:
         if isinstance(prepared, StopTraining):
             return prepared
         known, norms, total = prepared
+        if self.correlated is not None and self._said is not None:
+            self.correlated.remember(step, self._said)
+            self._said = None
         if self.observer is not None:
             scaled = {name: vector * self.aggregation.scale for name, vector in known.items()}
             self.observer.read(step, scaled, total)
@@ -224,9 +228,12 @@ class PrivateStep:
             for vector in total.values():
                 vector.mul_(self.aggregation.scale)
             return
+        sources, units = self._with_sources(total, step), None
         if self.correlated is not None:
-            self.correlated.take_back(step, total, noise_scale)
-        add_noise(self._with_sources(total, step), noise_scale, self.aggregation.scale)
+            said = self.correlated.take_back(step, total, noise_scale)
+            if tells_units(sources):
+                self._said, units = said, [said[name] for name in total]
+        add_noise(sources, noise_scale, self.aggregation.scale, units=units)
 
     def _independent(self, step: int) -> Vectors:
         """Return the standard normal values of a step, one for each of this rank's weights, not on a grid.
