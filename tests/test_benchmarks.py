@@ -312,6 +312,7 @@ def test_correlated_noise_is_held_against_independent_noise(
 ) -> None:
     few = ["--rows", "4", "--length", "8", "--rounds", "2", "--warm", "1"]
     monkeypatch.setattr(sys, "argv", ["correlated_step.py", *few])
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
     runpy.run_path(str(BENCHMARKS / "correlated_step.py"), run_name="__main__")
     head, first, *others = capsys.readouterr().out.splitlines()
     assert head.startswith("4 rows of 8 tokens: a step of independent noise takes")
