@@ -84,8 +84,8 @@ def put_in(fault: str) -> AbstractContextManager[Any]:
 
 @contextmanager
 def _less_noise(factor: float) -> Iterator[None]:
-    def less(vectors: Any, noise_scale: float, scale: float = 1.0) -> None:
-        add_noise(vectors, noise_scale * factor, scale)
+    def less(vectors: Any, noise_scale: float, *more: Any, **named: Any) -> None:
+        add_noise(vectors, noise_scale * factor, *more, **named)
 
     with patch("confide.training.step.add_noise", less):
         yield

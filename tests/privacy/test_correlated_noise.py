@@ -31,6 +31,7 @@ from confide.runs import verify
 from confide.runs.folder import Run
 from confide.runs.job import Job
 from confide.runs.loop import fine_tune
+from confide.training import step as training
 from confide.training.optimisation import Optimisation
 from confide.utils.console import Console
 from confide.utils.errors import InputError
@@ -285,6 +286,40 @@ def test_noise_is_made_once_and_is_that_which_a_resumed_run_makes_again(correlat
         assert vector.abs().max() > 0
 
 
+@pytest.mark.parametrize("correlation", [Banded(3), Buffered(2)], ids=str)
+def test_a_step_that_starts_over_for_memory_has_the_same_noise_and_keeps_none_meanwhile(
+    correlation, monkeypatch
+):
+    aggregation = Aggregation(0.7, 0.9, 0.25, correlation=correlation)
+    draws = [some_draw(seed=1), some_draw((2, 1), seed=2), some_draw(seed=3), NOTHING]
+    models = [small.gpt2() for _ in range(2)]
+    smooth, bumpy = (step_of(model, draws, aggregation) for model in models)
+    add, kept, fails = training.add_noise, [], iter([True, False] * 4)
+
+    def once_out(*given, **named):
+        kept.append(bumpy._said is not None)
+        add(*given, **named)
+        if next(fails):
+            raise MemoryError
+
+    for number in range(4):
+        smooth(number)
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "add_noise", once_out)
+        patch.setattr(
+            bumpy.gradients, "start_over", lambda draw: None
+        )  # smaller batches would round otherwise
+        back = bumpy.correlated.take_back
+        patch.setattr(
+            bumpy.correlated, "take_back", lambda *g: (kept.append(bumpy._said is None), back(*g))[1]
+        )
+        for number in range(4):
+            bumpy(number)
+    assert kept == [True] * 16  # nothing of a failed attempt is there when the next one takes noise back
+    for one, other in zip(*(model.parameters() for model in models), strict=True):
+        assert torch.equal(one, other)
+
+
 def noted(step, made):
     def independent(number):
         made.append(number)
@@ -521,9 +556,9 @@ def noise_passes(job: Job) -> bool:
     return checks["noise of the stated size"]
 
 
-def nothing_back(self, step, sums, scale):
-    self._next = step
-    return {name: torch.zeros_like(vector) for name, vector in sums.items()}
+def nothing_back(patch, kind):
+    taken_back = kind._taken_back
+    patch.setattr(kind, "_taken_back", lambda self, name, like: taken_back(self, name, like).mul_(0))
 
 
 def test_verify_knows_its_noise_and_notices_another(tmp_path, monkeypatch):
@@ -531,7 +566,7 @@ def test_verify_knows_its_noise_and_notices_another(tmp_path, monkeypatch):
     assert job.mechanism.exponent > 0.5
     assert noise_passes(job)
     with monkeypatch.context() as patch:
-        patch.setattr(BandedNoise, "take_back", nothing_back)
+        nothing_back(patch, BandedNoise)
         assert not noise_passes(job)
     with monkeypatch.context() as patch:
         patch.setattr(Banded, "sensitivity", 1.0)
@@ -542,7 +577,7 @@ def test_verify_knows_the_noise_of_buffers_and_notices_another(tmp_path, monkeyp
     job = Job.of(Run(config(tmp_path / "a", privacy__buffers=2, privacy__sampling="bins")), QUIET)
     assert noise_passes(job)
     with monkeypatch.context() as patch:
-        patch.setattr(BufferedNoise, "take_back", nothing_back)
+        nothing_back(patch, BufferedNoise)
         assert not noise_passes(job)
     with monkeypatch.context() as patch:
         patch.setattr(Buffered, "sensitivity", 1.0)

@@ -123,7 +123,7 @@ def test_a_name_in_one_file_that_is_not_masked_refutes_that_none_is_left():
 # faults --------------------------------------------------------------------------------------------------------
 def noise():
     vector = torch.zeros(4)
-    step.add_noise([(vector, RunKey.from_text("x").stream("a", "b"), 0)], 2.0)
+    step.add_noise([(vector, RunKey.from_text("x").stream("a", "b"), 0)], 2.0, units=None)
     return vector
 
 

@@ -304,36 +304,42 @@ class CorrelatedNoise(ABC):
     """C^-1 Z, one step after the other.
 
     Args:
-        independent: step -> Z of that step, standard normal, of every parameter; called again for steps that were taken
-            before a run was resumed.
+        independent: step -> Z of that step, standard normal, of every parameter; called for steps that nothing was
+            remembered of, such as those before a run was resumed.
     """
 
     def __init__(self, independent: Callable[[int], Vectors]):
         self._independent = independent
         self._next = 0
 
-    def take_back(self, step: int, sums: Vectors, scale: float) -> Vectors:
+    def take_back(self, step: int, sums: Vectors, scale: float, tells: bool = False) -> Vectors:
         """Subtract the part of earlier noise that `step`, counted from 0, takes back: add scale * (C^-1 Z - Z).
 
         The step's own Z is added afterwards, in the same way as independent noise: what is released has been
         rounded once, after its noise was added. Ask for steps in order; skipped steps are computed too. The last one
-        may be asked for again.
+        may be asked for again until it is remembered.
+
+        Args:
+            tells: return what was added, over the scale.
 
         Returns:
-            C^-1 Z - Z of the step. With Z added to it, it is what `remember` takes.
+            C^-1 Z - Z of the step, or nothing. With Z added to it, it is what `remember` takes.
         """
         if step < self._next:
             raise AssertionError(f"step {step} comes after step {self._next}")
         while self._next < step:
             noise = self._independent(self._next)
-            found = self._taken_back(noise)
-            for name, vector in found.items():
-                vector.add_(noise.pop(name))
-            self._take_in(found)
-        found = self._taken_back(sums)
+            for name, own in noise.items():  # one at a time: all would take a copy more
+                noise[name] = self._taken_back(name, own).add_(own)
+            self._take_in(noise)
+            del noise
+        told: Vectors = {}
         for name, vector in sums.items():
-            vector.add_(found[name], alpha=scale)
-        return found
+            found = self._taken_back(name, vector)
+            vector.add_(found, alpha=scale)
+            if tells:
+                told[name] = found
+        return told
 
     def remember(self, step: int, noise: Vectors) -> None:
         """Take in C^-1 Z of a step that will not be started over, so that the next step need not make it again.
@@ -355,8 +361,8 @@ class CorrelatedNoise(ABC):
         self._next += 1
 
     @abstractmethod
-    def _taken_back(self, like: Vectors) -> Vectors:
-        """Compute C^-1 Z - Z of the next step, in new vectors that are like others."""
+    def _taken_back(self, name: str, like: torch.Tensor) -> torch.Tensor:
+        """Compute C^-1 Z - Z of a parameter in the next step, in a new vector that is like another."""
 
     @abstractmethod
     def _keep(self, noise: Vectors) -> None:
@@ -379,11 +385,10 @@ class BandedNoise(CorrelatedNoise):
         super()._forget()
         self._said.clear()
 
-    def _taken_back(self, like: Vectors) -> Vectors:
-        found = {name: vector.new_zeros(vector.shape) for name, vector in like.items()}
+    def _taken_back(self, name: str, like: torch.Tensor) -> torch.Tensor:
+        found = like.new_zeros(like.shape)
         for c, before in zip(self._below, reversed(self._said), strict=False):
-            for name, vector in found.items():
-                vector.sub_(before[name], alpha=c)
+            found.sub_(before[name], alpha=c)
         return found
 
     def _keep(self, noise: Vectors) -> None:
@@ -396,23 +401,21 @@ class BufferedNoise(CorrelatedNoise):
     def __init__(self, matrix: Buffered, independent: Callable[[int], Vectors]):
         super().__init__(independent)
         self._decays = decays(matrix.buffers)
-        self._sums: list[Vectors] = []
+        self._sums: list[Vectors] = [{} for _ in self._decays]
 
     def _forget(self) -> None:
         super()._forget()
-        self._sums = []
+        self._sums = [{} for _ in self._decays]
 
-    def _taken_back(self, like: Vectors) -> Vectors:
-        found = {name: vector.new_zeros(vector.shape) for name, vector in like.items()}
-        for t, before in zip(self._decays, self._sums, strict=False):
-            for name, vector in found.items():
-                vector.sub_(before[name], alpha=t / len(self._decays))
+    def _taken_back(self, name: str, like: torch.Tensor) -> torch.Tensor:
+        found = like.new_zeros(like.shape)
+        for t, before in zip(self._decays, self._sums, strict=True):
+            if name not in before:  # here, where a step can start over if memory runs out
+                before[name] = like.new_zeros(like.shape)
+            found.sub_(before[name], alpha=t / len(self._decays))
         return found
 
     def _keep(self, noise: Vectors) -> None:
-        if not self._sums:
-            self._sums = [{name: each.clone() for name, each in noise.items()} for _ in self._decays]
-            return
         for t, before in zip(self._decays, self._sums, strict=True):
             for name, each in noise.items():
                 before[name].mul_(t).add_(each)

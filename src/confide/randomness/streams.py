@@ -295,6 +295,8 @@ def add_noise(
     shift = shift_of(scale) if on_grid else 0.0
     segments: list[_Segment] = []
     for number, (tensor, source, start) in enumerate(vectors):
+        if units is not None and (tensor.is_cuda or not isinstance(source, Stream)):
+            raise AssertionError("this source does not tell the values of which it makes noise")
         if not isinstance(source, Stream):
             _add_in_order(tensor.view(-1), source, scale, shift, start, times)
         elif tensor.is_cuda:

@@ -111,7 +111,7 @@ class PrivateStep:
         self._has_begun = False
         self._ahead = DrawAhead(self.ranks.device.type != "cpu")
         self.correlated = aggregation.correlation.noise(self._independent)
-        self._said: Vectors | None = None  # the noise of the step, where the next one takes it back
+        self._said: Vectors | None = None  # the step's C^-1 Z, until it is remembered
 
     def __call__(
         self, step: int, before_update: Callable[[Draw], None] | None = None
@@ -132,9 +132,6 @@ class PrivateStep:
         if isinstance(prepared, StopTraining):
             return prepared
         known, norms, total = prepared
-        if self.correlated is not None and self._said is not None:
-            self.correlated.remember(step, self._said)
-            self._said = None
         if self.observer is not None:
             scaled = {name: vector * self.aggregation.scale for name, vector in known.items()}
             self.observer.read(step, scaled, total)
@@ -144,6 +141,9 @@ class PrivateStep:
             before_update(draw)
         rate = self._set_rate(step)
         self.optimizer.step()
+        if self.correlated is not None and self._said is not None:
+            self.correlated.remember(step, self._said)
+            self._said = None
         self.optimizer.zero_grad(set_to_none=True)
         if self.scheduler is not None:
             self.scheduler.step()
@@ -161,6 +161,7 @@ class PrivateStep:
         checkpoint.
         """
         while True:
+            self._said = None
             # Ranks of a split model cannot start over in their passes, so they allocate all sums before. Others do so
             # in the first pass, and save a message.
             if self.gradients.is_split or not self._has_begun:
@@ -230,8 +231,9 @@ class PrivateStep:
             return
         sources, units = self._with_sources(total, step), None
         if self.correlated is not None:
-            said = self.correlated.take_back(step, total, noise_scale)
-            if tells_units(sources):
+            tells = tells_units(sources)
+            said = self.correlated.take_back(step, total, noise_scale, tells)
+            if tells:
                 self._said, units = said, [said[name] for name in total]
         add_noise(sources, noise_scale, self.aggregation.scale, units=units)
 
