@@ -147,7 +147,7 @@ def steady_rate(width: int) -> float:
 def twin_rate(width: int) -> float:
     """Return a rate for the non-private twin of a run: `steady_rate`, and no more than `STEADY`.
 
-    Where a narrow model was tried, it gained nothing by more.
+    Nobody has shown that a narrow model gains by more.
     """
     return min(STEADY, steady_rate(width))
 
