@@ -77,19 +77,12 @@ ACCOUNTING = [
     ),
     Fault(
         "accounting",
-        "a row that displaces another moves the sum by one clip norm",
-        "privacy/accounting/truncated.py::_Step._with",
-        "special.ndtr((2 - x) / s)",
-        "special.ndtr((1 - x) / s)",
-        "tests/privacy/accounting/test_truncated.py",
-    ),
-    Fault(
-        "accounting",
-        "a full batch has room for every row",
-        "privacy/accounting/truncated.py::TruncatedPoisson.displacing",
-        "more * self.cap / self.size / self.full if self.full else 0.0",
-        "0.5 * more * self.cap / self.size / self.full if self.full else 0.0",
-        "tests/privacy/accounting/test_truncated.py",
+        "of a draw above the cap a random part is kept, so that a row takes another's place",
+        "privacy/sampling.py::Sampling.draw",
+        'drawn = key.stream(phase, "draw anew", step, str(next(again))).chosen(self.rate, n)',
+        'order = key.stream(phase, "draw anew", step, str(next(again))).permutation(len(drawn))\n'
+        "drawn = np.sort(drawn[order[: self.cap]])",
+        "tests/privacy/test_truncated_draws.py",
     ),
     Fault(
         "selective",

@@ -7,14 +7,8 @@ STEPS = [
         "2",
         "an empty draw is filled with a row",
         "privacy/sampling.py::Sampling.draw",
-        'if self.kind == "truncated" and self.cap is not None and len(drawn) > self.cap:\n'
-        '    order = key.stream(phase, "truncate", step).permutation(len(drawn))\n'
-        "    drawn = np.sort(drawn[order[: self.cap]])",
-        "if len(drawn) == 0:\n"
-        "    drawn = np.array([0])\n"
-        'if self.kind == "truncated" and self.cap is not None and len(drawn) > self.cap:\n'
-        '    order = key.stream(phase, "truncate", step).permutation(len(drawn))\n'
-        "    drawn = np.sort(drawn[order[: self.cap]])",
+        "if self.groups > 1:\n    ...",
+        "if len(drawn) == 0:\n    drawn = np.array([0])\nif self.groups > 1:\n    ...",
         "tests/privacy/test_sampling.py",
     ),
     Fault(

@@ -134,7 +134,7 @@ def sampling_noise(
 
     Over `filter_noise` it is the crossing: the filter adds less noise where tau / clip norm is below it.
     """
-    process: DominatingPair = example_level(users, Sampling("poisson", drawn / users), steps)
+    process: DominatingPair = example_level(Sampling("poisson", drawn / users), steps)
     if adjacency == "replace-one":
         process = replaced(process)
     return calibrated(process, epsilon, delta) / drawn  # type: ignore[arg-type]  # frozen values

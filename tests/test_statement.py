@@ -8,12 +8,11 @@ import pytest
 from confide.config.loading import check
 from confide.data.shape import Shape
 from confide.privacy import mechanisms
-from confide.privacy.accounting import GroupOf, MixtureOfGaussians, Replacement, TruncatedPoisson
+from confide.privacy.accounting import GroupOf, MixtureOfGaussians, Replacement
 from confide.privacy.guarantee import NOT_COVERED, PRIORS, Guarantee
 from confide.privacy.mechanisms.none import NonPrivate
 from confide.privacy.mechanisms.statement import calibrate, state_guarantee
 from confide.randomness.streams import RunKey
-from confide.utils.errors import InputError
 
 COUNTS = np.array([1, 2, 3, 8, 5, 1, 9, 4, 4, 2])
 SHAPE = Shape(COUNTS, int(COUNTS.sum()), 400, True)
@@ -150,27 +149,15 @@ def test_shuffled_batches_are_an_estimate_in_these_words(name):
     assert found.epsilon == honest.epsilon
 
 
-@pytest.mark.parametrize("name", ["uls", "group", "dp-sgd"])
-def test_truncated_draws_are_accounted_as_such(name):
-    found = stated(name, sampling="truncated", max_batch=6)
-    size, k = {"uls": (N, 1), "group": (CAPPED, 3), "dp-sgd": (M, 1)}[name]
-    process = TruncatedPoisson(size, 4 / size, 6, STEPS)
-    expected = GroupOf(process, k) if k > 1 else process
+@pytest.mark.parametrize("name", ["uls", "els", "group", "dp-sgd"])
+@pytest.mark.parametrize("adjacency", ["zero-out", "replace-one"])
+def test_truncated_draws_cost_what_plain_ones_do(name, adjacency):
+    found = stated(name, sampling="truncated", max_batch=6, adjacency=adjacency)
     assert not found.estimates
-    assert found.epsilon == pytest.approx(expected.curve(NOISE).epsilon(DELTA))
+    assert found.epsilon == stated(name, adjacency=adjacency).epsilon
     assert found.sampling == found.sampling_used == "truncated"
-    assert found.epsilon > stated(name).epsilon
-
-
-def test_truncated_draws_of_several_rows_a_user_have_no_theorem():
-    """Also where no config was asked, as in a plan."""
-    with pytest.raises(InputError, match="no theorem"):
-        config("els", sampling="truncated", max_batch=6)
-    from dataclasses import replace
-
-    mechanism = replace(mechanisms.build(config("els")), sampling="truncated", max_batch=6)
-    with pytest.raises(InputError, match=r"privacy\.sampling: no theorem"):
-        calibrate(mechanism, SHAPE, None, NOISE, DELTA)
+    assert "at most 6 are used in a step: a larger draw is made anew" in found.public_facts
+    assert ", or less: draws above the cap are made anew" in found.model_card_section()
 
 
 @pytest.mark.parametrize("name", ["uls", "dp-sgd"])

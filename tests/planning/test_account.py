@@ -430,14 +430,6 @@ FAULTS = {
         ("uls", *COUNTED, "--sampling", "truncated", "--steps", 5, "--noise", 1),
         "--max-batch: sampling: truncated needs the most",
     ),
-    "truncated els": (
-        ("els", "--rows", 2000, "--rows-per-unit", 2, "--batch", 200, "--sampling", "truncated", "--max-batch", 300,
-         "--steps", 5, "--noise", 1),
-        "--sampling: no theorem covers truncated draws of several rows",
-    ),
-    "truncated out of nobody": (
-        ("uls", "--rate", 0.1, "--sampling", "truncated", "--max-batch", 9), "--units: how often a truncated step",
-    ),
     "cap below the batch": (
         ("uls", *COUNTED, "--sampling", "truncated", "--max-batch", 100, "--steps", 5, "--noise", 1),
         "--max-batch: 100 is below the expected batch 200",

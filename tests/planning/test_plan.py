@@ -134,10 +134,14 @@ def test_what_is_impossible_is_said_and_not_dropped(cheap):
     assert rows["uls, as many rows a step"]["batch"] == pytest.approx(15.0)
 
 
-def test_truncated_draws_keep_their_cap_in_proportion_and_els_has_no_theorem_for_them(cheap):
-    found = planning.plan(config(sampling="truncated", max_batch=9, rows_per_unit=2), SHAPE, SIZE).to_json()
+def test_truncated_draws_keep_their_cap_in_proportion_and_cost_nothing(cheap):
+    settings = config(sampling="truncated", max_batch=9, rows_per_unit=2)
+    found = planning.plan(settings, SHAPE, SIZE, times_users=(0.5,)).to_json()
     rows = changes_of(found)
-    assert "no theorem" in rows["els, as many rows a step"]["impossible"]
+    assert "impossible" not in rows["els, as many rows a step"]
+    plain = planning.plan(config(rows_per_unit=2), SHAPE, SIZE, times_users=(0.5,)).to_json()
+    assert found["chosen"]["noise_multiplier"] == plain["chosen"]["noise_multiplier"]
+    assert found["what_if"] == plain["what_if"]
     settings = config(sampling="truncated", max_batch=9, rows_per_unit=2)
     found = planning.alternatives(mechanisms.build(settings), SHAPE, settings)
     made = {each.change: each.mechanism for each in found}
@@ -320,7 +324,6 @@ def test_more_users_need_less_noise_and_nobody_may_claim_it():
         (config(), float("inf"), "no number of people"),
         (config(epsilon=None, noise_multiplier=0.0), 10.0, "without noise"),
         (config("none"), 10.0, "no rate"),
-        (config(sampling="truncated", max_batch=12), 10.0, "truncated step is full"),
     ],
 )
 def test_a_what_if_needs_a_factor_and_a_rate(settings, times, words):

@@ -65,7 +65,7 @@ def test_every_field_of_a_claim_is_on_its_page(name):
         "delta": at_most(claim.delta, 6),
         "noise multiplier": at_least(claim.noise_multiplier, 6),
         "steps": f"{claim.steps:,}",
-        "expected batch": f"{claim.expected_batch:.6g}",
+        "expected batch": claim.batch_in_words,
         "advantage of the best test": at_most(claim.advantage),
         "found at 1% false alarms": percent_at_most(claim.true_positive_rate),
         "discretisation": f"{claim.discretisation:g}",

@@ -376,11 +376,14 @@ def test_sound_draws_of_every_kind_pass(tmp_path, sampling, rate):
             writer.add(np.array([2, 3]), [f"unit {row // 2}"])
     graph = UnitGraph.open(tmp_path / "graph")
     in_bins = sampling in ("bins", KEPT)
-    rate, cap = 1.0 if in_bins and rate > 0.5 else rate, 100 if sampling == "truncated" else None
+    rate, cap = (
+        1.0 if in_bins and rate > 0.5 else rate,
+        round(300 * rate) if sampling == "truncated" else None,
+    )
     chosen = Sampling("bins" if in_bins else sampling, rate, cap, 2 if sampling == KEPT else 1)
     sampler = UnitSampler(graph, chosen, RunKey.from_text("x"), "verify draws", 1, None)
     ids = {step: sampler.draw(step).unit_ids for step in _steps(64, _period(chosen))}
-    drawn = Drawn(ids, np.full(300, chosen.rate), sampling, _period(chosen), "units")
+    drawn = Drawn(ids, np.full(300, chosen.mean_rate(300)), sampling, _period(chosen), "units")
     found = drawn.as_accounted()
     assert found.ok, found.detail
 

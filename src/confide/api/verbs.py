@@ -95,7 +95,7 @@ def account(
         noise_multiplier: standard deviation of the noise over the clip norm.
         delta: default: that of a run with so many rows and units.
         adjacency: zero-out, add-or-remove (needs rate and delta) or replace-one.
-        sampling: poisson; truncated at `max_batch` (which els does not have); or bins (uls and dp-sgd).
+        sampling: poisson; truncated, at most `max_batch`; or bins (uls and dp-sgd).
         max_batch: the most units or rows of a truncated step.
         bands: uls and dp-sgd: steps over which the noise is correlated.
         buffers: in their place, with bins: buffers with which all later steps take noise back.

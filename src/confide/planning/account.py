@@ -278,8 +278,6 @@ def _check_counts(asked: Asked) -> None:
         )
     if asked.population is None and asked.batch is not None:
         raise InputError(f"{many}: say how many there are, of which a step draws --batch")
-    if asked.population is None and asked.sampling == "truncated":
-        raise InputError(f"{many}: how often a truncated step is full depends on how many there are")
     units, rows, cap = asked.units, asked.rows, asked.rows_per_unit
     if units is not None and rows is not None and rows < units:
         raise InputError(f"--rows: {rows:,} are fewer than one for each of the {units:,} units")
@@ -357,10 +355,11 @@ def _assumptions(
             draw += f"; of the last {rest}, which are no whole epoch, in one or none"
         if asked.rate is not None and not math.isclose(asked.rate, rate, rel_tol=0.01):
             draw += " (the rate that was asked for makes no whole number of steps)"
-    if asked.population is not None:
-        draw += f": {at_most(rate * asked.population, 6)} of {asked.population:,} on average"
     if asked.max_batch is not None:
-        draw += f"; of more than {asked.max_batch:,} a random {asked.max_batch:,} are kept"
+        draw += f"; a step of more than {asked.max_batch:,} is drawn anew"
+    if asked.population is not None:
+        mean = parameters.sampling.mean_rate(asked.population) * asked.population
+        draw += f": {at_most(mean, 6)} of {asked.population:,} on average"
     yield "one unit", mechanism.unit.partition(":")[0]
     if asked.rows_per_unit is not None:
         yield "its rows", f"at most {parameters.rows_per_unit:,} in use, each clipped on its own"

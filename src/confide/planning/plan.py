@@ -262,17 +262,17 @@ def _with_users(factor: float, chosen: CalibratedMechanism) -> WhatIf:
         raise InputError(f"--times-users: {mechanism.name} has no rate of its units to scale")
     if not chosen.noise_multiplier:
         raise InputError("--times-users: without noise there is no epsilon to keep")
-    if mechanism.sampling == "truncated":
-        raise InputError(
-            "--times-users: how often a truncated step is full depends on the rows there are; use "
-            "privacy.sampling: poisson"
-        )
     epsilon = chosen.curve().epsilon(chosen.delta)
     delta = min(
         chosen.delta, delta_default(round(factor * parameters.rows), round(factor * parameters.units))
     )
     more = replace(
-        mechanism, sampling_rate=min(1.0, parameters.sampling.rate / factor), divisor=parameters.divisor
+        mechanism,
+        sampling_rate=min(1.0, parameters.sampling.rate / factor),
+        divisor=parameters.divisor,
+        # A cap costs nothing, and this one is not for the batch that so many of these units would give.
+        sampling="poisson" if mechanism.sampling == "truncated" else mechanism.sampling,
+        max_batch=None,
     )
     setting = calibrate(more, chosen.shape, epsilon, None, delta)
     return WhatIf(

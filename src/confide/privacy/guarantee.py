@@ -242,6 +242,12 @@ class Guarantee:
         """Return the sentences that say how little a claim may be worth."""
         return [sentence for sentence in self.words if sentence.startswith(WEAK)]
 
+    @property
+    def batch_in_words(self) -> str:
+        """The expected batch, with a word on draws that are made anew."""
+        anew = ", or less: draws above the cap are made anew" if self.sampling_used == "truncated" else ""
+        return f"{self.expected_batch:.6g}{anew}"
+
     def doubts(self) -> list[str]:
         """Return the sentences that say what makes its figures worth little.
 
@@ -294,7 +300,7 @@ class Guarantee:
             ("steps", str(self.steps)),
             ("sampling assumed", self.sampling),
             ("sampling used", self.sampling_used),
-            ("expected batch", f"{self.expected_batch:.6g}"),
+            ("expected batch", self.batch_in_words),
             ("sampling probability", chance),
             *([("noise correlated over", self.correlated_over)] if self.correlated_over else []),
             (

@@ -1,17 +1,21 @@
 """Sampling: which of n items a step draws. One word chooses both the draw and the accountant's assumption.
 
-`poisson`: each item independently with its own probability. `truncated`: a Poisson draw, thinned to a cap.
+`poisson`: each item independently with its own probability. `truncated`: a Poisson draw, made anew while it holds more
+than a cap.
 `bins`: each item in exactly one step of every epoch, which it draws uniformly and independently of the others; anew in
 every epoch, unless noise is correlated over steps.
 `shuffle`: fixed batches out of a random order, as the papers did. No amplification theorem used here covers it, so a
 claim built on it is an estimate.
 """
 
+import itertools
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
+from scipy import stats
 
 from confide.privacy.correlated_noise import correlation_of
 from confide.randomness.streams import RunKey
@@ -109,10 +113,22 @@ class Sampling:
         if self.groups > 1:
             group = key.order(phase, "groups", n)[drawn] % self.groups
             drawn = drawn[group == step % self.groups]
-        if self.kind == "truncated" and self.cap is not None and len(drawn) > self.cap:
-            order = key.stream(phase, "truncate", step).permutation(len(drawn))
-            drawn = np.sort(drawn[order[: self.cap]])
+        if self.kind == "truncated" and self.cap is not None:
+            if self.cap < math.floor(self.rate * n):
+                raise ValueError(
+                    f"most draws of {n} would be above the cap of {self.cap}, and made anew for long"
+                )
+            again = itertools.count(1)
+            while len(drawn) > self.cap:
+                drawn = key.stream(phase, "draw anew", step, str(next(again))).chosen(self.rate, n)
         return drawn
+
+    def mean_rate(self, n: int) -> float:
+        """Return the probability of each of n items, as a mean over steps; below `rate` if some are drawn anew."""
+        if self.kind != "truncated" or self.cap is None:
+            return self.rate
+        room = stats.binom.cdf(self.cap - 1, n - 1, self.rate) / stats.binom.cdf(self.cap, n, self.rate)
+        return self.rate * float(room)
 
     @property
     def bins(self) -> int:
@@ -137,7 +153,10 @@ class Sampling:
     def record(self, fingerprint: Callable[[bytes], str]) -> dict[str, Any]:
         """Return the ledger's description of this sampling."""
         found = asdict(self)
-        return found if self.buffers else {name: found[name] for name in found if name != "buffers"}
+        if not self.buffers:
+            del found["buffers"]
+        # Earlier versions kept a random part of a draw above the cap. Their runs cannot go on under this accounting.
+        return found | ({"above_cap": "drawn anew"} if self.kind == "truncated" else {})
 
     def _shuffled(self, n: int, key: RunKey, phase: str, step: int) -> np.ndarray:
         """Return the next batch of an endless sequence of random orders of all n."""
@@ -172,6 +191,10 @@ class OwnRates:
     def rate(self) -> float:
         """The mean probability."""
         return float(self.rates.mean())
+
+    def mean_rate(self, n: int) -> float:
+        """Return the mean probability, as `Sampling.mean_rate` does."""
+        return self.rate
 
     @property
     def range(self) -> tuple[float, float]:

@@ -179,7 +179,7 @@ def _numbers(g: Guarantee) -> list[tuple[str, str]]:
         ("clip norm", "nothing is clipped" if g.clip_norm is None else f"{g.clip_norm:.6g}"),
         ("steps", f"{g.steps:,}"),
         ("sampling probability", chance),
-        ("expected batch", f"{g.expected_batch:.6g}"),
+        ("expected batch", g.batch_in_words),
     ]
     if g.correlated_over:
         found.append(("noise is correlated over", g.correlated_over))

@@ -73,7 +73,11 @@ def _drawn(job: Job, sampler: Sampler) -> "Drawn | None":
             return None
         ids[number] = draw.unit_ids
     names = np.arange(parameters.units) if rows is None else rows
-    rates = sampling.rates if isinstance(sampling, OwnRates) else np.full(len(names), sampling.rate)
+    rates = (
+        sampling.rates
+        if isinstance(sampling, OwnRates)
+        else np.full(len(names), sampling.mean_rate(len(names)))
+    )
     of_name = np.zeros(int(names.max(initial=-1)) + 1)
     np.add.at(of_name, names, rates)  # a row may be listed several times
     return Drawn(ids, of_name, _kind(sampling), period, job.mechanism.draws, repeats)
@@ -144,7 +148,7 @@ class Drawn:
         # Groups and bins are alike but for one. A batch of `shuffle` may have some of the next order, and no one twice.
         # Where everybody keeps the bin, the second epoch has the sizes of the first, and their chances add up.
         room = len(self.ids) + (2 * _spread(expected / 2) if self.kind == KEPT else _spread(expected))
-        if total > expected + room or (total < expected - room and self.kind not in ("truncated", "shuffle")):
+        if total > expected + room or (total < expected - room and self.kind != "shuffle"):
             yield "far from it"
 
     def _again(self) -> Iterator[str]:
@@ -161,7 +165,7 @@ class Drawn:
         grouped = self.period if self.kind != "bins" else 1
         expected = float((self.rates**2).sum()) * grouped * len(pairs)
         room = len(pairs) * (grouped > 1) + _spread(expected)
-        if both > expected + room or (both < expected - room and self.kind != "truncated"):
+        if abs(both - expected) > room:
             yield f"{both:,} are drawn again in the next of two independent steps, {expected:,.0f} expected"
 
     def _too_often(self) -> Iterator[str]:

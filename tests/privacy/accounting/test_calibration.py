@@ -7,7 +7,6 @@ import pytest
 from confide.privacy.accounting import (
     GroupOf,
     MixtureOfGaussians,
-    TruncatedPoisson,
     least_noise,
     least_noise_for_kl,
     least_noise_for_reconstruction,
@@ -26,7 +25,6 @@ bernoulli, binomial = MixtureOfGaussians.bernoulli, MixtureOfGaussians.binomial
         (bernoulli(0.01, 1000), 8.0, 1e-5),
         (bernoulli(1, 1000), 2.0, 1e-6),
         (binomial(8, 0.01, 2000), 4.0, 1e-6),
-        (TruncatedPoisson(1000, 0.05, 80, 200), 3.0, 1e-5),
         (GroupOf(bernoulli(0.01, 500), 16), 8.0, 1e-6),
     ],
 )

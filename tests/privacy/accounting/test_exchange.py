@@ -15,7 +15,6 @@ from confide.privacy.accounting import (
     PrivacyProfile,
     Repeated,
     Trials,
-    TruncatedPoisson,
     least_noise,
     replaced,
 )
@@ -92,7 +91,6 @@ def test_no_test_does_better_than_the_bound_on_true_positives(rows, p, s):
 PROCESSES = {
     "several rows": MixtureOfGaussians.binomial(4, 0.02, 50),
     "unequal rows": MixtureOfGaussians.poisson_binomial([0.01, 0.2, 0.05], 20),
-    "truncated": TruncatedPoisson(200, 0.1, 30, 20),
     "a group": GroupOf(MixtureOfGaussians.bernoulli(0.02, 50), 3),
 }
 

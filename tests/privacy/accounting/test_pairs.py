@@ -5,7 +5,7 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld
 from scipy import stats
 
-from confide.privacy.accounting import GroupOf, MixtureOfGaussians, TruncatedPoisson, delta_default
+from confide.privacy.accounting import GroupOf, MixtureOfGaussians, delta_default
 from confide.privacy.accounting.pairs import ADD, REMOVE, MixtureLoss
 from confide.utils.errors import InputError
 
@@ -130,33 +130,6 @@ def test_interval_is_refined_for_small_losses_and_coarsened_for_large_ones():
     assert weak.advantage() == pytest.approx(2 * stats.norm.cdf(0.00125) - 1, rel=0.02)
 
 
-def test_truncated_poisson():
-    plain = bernoulli(0.05, 100).curve(1.0, 1e-3).epsilon(1e-5)
-    loose = TruncatedPoisson(1000, 0.05, 150, 100).curve(1.0, 1e-3).epsilon(1e-5)
-    tight = TruncatedPoisson(1000, 0.05, 60, 100).curve(1.0, 1e-3).epsilon(1e-5)
-    assert loose == pytest.approx(plain, rel=1e-3)
-    assert tight > 1.1 * plain
-
-
-def test_truncated_poisson_bounds_an_exact_two_row_world():
-    # two rows, cap 1, one step, one dimension; row 1 contributes g, row 2 contributes h, zero-out sets g to 0
-    q, s, epsilon = 0.5, 1.0, 0.3
-    x = np.linspace(-12, 12, 48001)
-    worst = 0.0
-    for g, h in ((1, -1), (1, 1), (-1, 1), (1, 0)):
-        alone_1, alone_2, nobody = q * (1 - q) + q * q / 2, q * (1 - q) + q * q / 2, (1 - q) ** 2
-
-        def density(first, h=h, a=alone_1, b=alone_2, n=nobody):
-            centred = stats.norm(scale=s).pdf
-            return a * centred(x - first) + b * centred(x - h) + n * centred(x)
-
-        p, z = density(g), density(0)
-        for a, b in ((p, z), (z, p)):
-            worst = max(worst, float(np.maximum(a - math.exp(epsilon) * b, 0).sum() * (x[1] - x[0])))
-    assert worst > 0.01
-    assert TruncatedPoisson(2, q, 1, 1).curve(s, 1e-3).delta(epsilon) >= worst
-
-
 def test_group_of_is_the_lemma():
     inner = bernoulli(0.01, 2000)
     curve, one = GroupOf(inner, 5).curve(3.6612847729689264), inner.curve(3.6612847729689264, 1e-3)
@@ -192,7 +165,7 @@ def test_kl_of_the_plain_gaussian_and_of_a_small_noise():
 
 
 def test_no_noise_protects_nothing():
-    for process in (binomial(4, 0.1, 10), TruncatedPoisson(100, 0.1, 20, 10), GroupOf(bernoulli(1, 1), 3)):
+    for process in (binomial(4, 0.1, 10), GroupOf(bernoulli(1, 1), 3)):
         curve = process.curve(0.0)
         assert math.isinf(curve.epsilon(1e-5))
         assert curve.advantage() == 1
@@ -219,7 +192,6 @@ def test_next_to_no_noise_is_told_as_none():
         (lambda: bernoulli(0.1, 5).curve(-1.0), "privacy.noise_multiplier"),
         (lambda: bernoulli(0.1, 5).curve(math.nan), "privacy.noise_multiplier"),
         (lambda: GroupOf(bernoulli(0.1, 5), 0), "privacy.rows_per_unit"),
-        (lambda: TruncatedPoisson(10, 0.1, 0, 5), "privacy.sampling"),
     ],
 )
 def test_impossible_processes_are_refused(make, key):
@@ -234,7 +206,6 @@ def test_descriptions_are_one_plain_sentence_with_the_numbers():
     assert "0.25" in words
     assert words.endswith(".")
     assert "any 3" in GroupOf(bernoulli(0.1, 5), 3).describe()
-    assert "random 60" in TruncatedPoisson(1000, 0.05, 60, 100).describe()
 
 
 def test_default_delta():

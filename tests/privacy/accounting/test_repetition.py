@@ -17,7 +17,6 @@ from confide.privacy.accounting import (
     Repeated,
     Replacement,
     Trials,
-    TruncatedPoisson,
     Untouched,
     least_noise,
     repetition,
@@ -175,7 +174,6 @@ def test_it_lies_between_a_single_run_and_the_renyi_bound_of_dp_accounting(epsil
     "process",
     [
         MixtureOfGaussians.binomial(5, 0.05, 20),
-        TruncatedPoisson(50, 0.1, 10, 20),
         Replacement(0.1, 20),
         GroupOf(MixtureOfGaussians.bernoulli(0.1, 20), 2),
     ],

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from confide.privacy import mechanisms
-from confide.privacy.accounting import MixtureOfGaussians, PrivacyProfile, TruncatedPoisson, stock
+from confide.privacy.accounting import MixtureOfGaussians, PrivacyProfile, stock
 from confide.privacy.accounting.concentration import Filtered
 from confide.privacy.accounting.stock import recheck, second_opinion
 from confide.privacy.mechanisms.statement import calibrate, recheck_claim
@@ -24,7 +24,6 @@ PAIRS = [
     (MixtureOfGaussians.bernoulli(1.0, 20), 9.0),
     (MixtureOfGaussians.binomial(4, 0.01, 1000), 2.5),
     (MixtureOfGaussians.binomial(3, 1.0, 10), 30.0),
-    (TruncatedPoisson(100, 0.1, 12, 50), 2.0),
 ]
 
 

@@ -7,7 +7,7 @@ from confide.config.loading import check
 from confide.data.shape import Shape
 from confide.data.unit_graph import GraphWriter, UnitGraph
 from confide.privacy import mechanisms
-from confide.privacy.accounting import GroupOf, MixtureOfGaussians, Replacement, TruncatedPoisson
+from confide.privacy.accounting import GroupOf, MixtureOfGaussians, Replacement
 from confide.privacy.mechanisms.none import NonPrivate
 from confide.privacy.mechanisms.statement import calibrate
 from confide.randomness.streams import RunKey
@@ -165,12 +165,18 @@ def test_shuffling_makes_an_estimate_and_poisson_a_theorem(graph):
     assert build("uls").claim(shape, 1.0, 1e-3, 50).sampling == "poisson"
 
 
-def test_truncated_draws_have_their_own_accounting(graph):
-    parameters = build("uls", sampling="truncated", max_batch=6).parameters(graph.shape())
-    assert parameters.process == TruncatedPoisson(10, 0.5, 6, 50)
-    assert max(draw.groups for draw in draws(build("uls", sampling="truncated", max_batch=6), graph)) == 6
-    with pytest.raises(InputError, match="no theorem covers truncated"):
-        build("els", sampling="truncated", max_batch=6)
+@pytest.mark.parametrize("name", ["uls", "els", "group", "dp-sgd"])
+def test_truncated_draws_cost_what_plain_ones_do_and_hold_the_cap(graph, name):
+    made = build(name, sampling="truncated", max_batch=6)
+    assert made.parameters(graph.shape()).process == build(name).parameters(graph.shape()).process
+    assert max(draw.groups for draw in draws(made, graph)) == 6
+
+
+def test_a_cap_below_what_is_drawn_on_average_is_refused(graph):
+    """A literal rate may ask for more than the batch: nearly every step would be drawn anew."""
+    made = build("uls", sampling="truncated", max_batch=6, sampling_rate=0.9, divisor=5.0)
+    with pytest.raises(InputError, match=r"train\.max_batch: 6 is below the 9 units"):
+        made.parameters(graph.shape())
 
 
 def test_replace_one_costs_what_replacing_does_and_a_guess_what_zeroing_out_does(graph):

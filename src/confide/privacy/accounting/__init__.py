@@ -22,7 +22,6 @@ from confide.privacy.accounting.population import Population, Targets
 from confide.privacy.accounting.repetition import Repeated, Trials
 from confide.privacy.accounting.replacement import Exchanged, Replacement, replaced
 from confide.privacy.accounting.stairs import Accountant, achieved, least_noise_for_secrets
-from confide.privacy.accounting.truncated import TruncatedPoisson
 
 __all__ = [
     "Accountant",
@@ -44,7 +43,6 @@ __all__ = [
     "Scaled",
     "Targets",
     "Trials",
-    "TruncatedPoisson",
     "Untouched",
     "achieved",
     "between",

@@ -7,15 +7,10 @@ The code here uses neither, so that a fault in them is noticed before a claim is
 import math
 from dataclasses import dataclass
 
-import numpy as np
-from dp_accounting.pld import pld_pmf
 from dp_accounting.pld import privacy_loss_distribution as pld
-from dp_accounting.pld.privacy_loss_mechanism import AdjacencyType, GaussianPrivacyLoss
-from scipy.stats import norm
 
 from confide.privacy.accounting.pairs import DominatingPair, MixtureOfGaussians, grid_below
 from confide.privacy.accounting.phases import After
-from confide.privacy.accounting.truncated import TruncatedPoisson
 from confide.utils.errors import CheckFailed
 from confide.utils.rounding import at_most
 
@@ -49,9 +44,8 @@ class SecondOpinion:
 def second_opinion(pair: DominatingPair, noise_multiplier: float, delta: float) -> SecondOpinion | None:
     """Compute epsilon at `delta` by `dp_accounting`; None for a pair for which it has no mechanism.
 
-    It knows mixtures of Gaussians (of Poisson sampling, of one row or many). For truncated Poisson sampling its own
-    pair is looser than the one that is claimed, so it is given the divergences of that one, computed anew here. A phase
-    and the process after it are composed.
+    It knows mixtures of Gaussians (of Poisson sampling, of one row or many). A phase and the process after it are
+    composed.
     """
     typical = _typical(pair, noise_multiplier)
     if typical is None:
@@ -70,7 +64,7 @@ def _typical(pair: DominatingPair, s: float) -> float | None:
         both += [] if pair.process is None else [_typical(pair.process, s)]
         known = [each for each in both if each is not None]
         return min(known) if len(known) == len(both) else None
-    return pair.mean / s if isinstance(pair, TruncatedPoisson | MixtureOfGaussians) else None
+    return pair.mean / s if isinstance(pair, MixtureOfGaussians) else None
 
 
 def _distribution(pair: DominatingPair, s: float, interval: float) -> pld.PrivacyLossDistribution | None:
@@ -81,10 +75,6 @@ def _distribution(pair: DominatingPair, s: float, interval: float) -> pld.Privac
             return first
         then = _distribution(pair.process, s, interval)
         return None if then is None else first.compose(then)
-    if isinstance(pair, TruncatedPoisson):
-        if 2 * _width(2.0, s) / interval > MOST_POINTS:
-            return None
-        return _truncated(pair, s, interval).self_compose(pair.steps)
     if not isinstance(pair, MixtureOfGaussians):
         return None
     if len(pair.values) > MOST_ATOMS or 2 * _width(max(pair.values), s) / interval > MOST_POINTS:
@@ -123,40 +113,6 @@ def recheck(pair: DominatingPair, noise_multiplier: float, delta: float, epsilon
             "Please report it (SECURITY.md)"
         )
     return True
-
-
-def _truncated(pair: TruncatedPoisson, s: float, interval: float) -> pld.PrivacyLossDistribution:
-    """Build the distribution of a step from stock divergences of single Gaussians; `TruncatedPoisson` has the bounds.
-
-    Where a row displaces another, the divergence is the largest difference over thresholds x on a fine grid.
-    """
-    high = math.ceil(_width(2.0, s) / interval)
-    epsilons = interval * np.arange(high + 1)
-    full, r = pair.full, pair.displacing
-    x = np.linspace(-12 * s, 2 + 12 * s, 400_001)
-    with np.errstate(divide="ignore"):
-        ratio = np.log((1 - r) * norm.pdf(x, 0, s) + r * norm.pdf(x, 2, s))
-        ratio -= np.log((1 - r) * norm.pdf(x, 0, s) + r * norm.pdf(x, 1, s))
-    rises = x >= 1.5
-    place = np.interp(epsilons, ratio[rises], x[rises], right=np.inf)
-    upper = (1 - r) * norm.sf(place, 0, s) + r * norm.sf(place, 2, s)
-    lower = (1 - r) * norm.sf(place, 0, s) + r * norm.sf(place, 1, s)
-    forth = np.maximum(upper - np.exp(epsilons) * lower, 0) if r else 0 * epsilons
-    back = _of_single(r, s, AdjacencyType.REMOVE, epsilons) if r else 0 * epsilons
-    sides = []
-    for side, own, other in ((AdjacencyType.REMOVE, forth, back), (AdjacencyType.ADD, back, forth)):
-        below = -np.expm1(-epsilons) + np.exp(-epsilons) * other
-        displaced = np.concatenate([below[:0:-1], own])
-        both = np.arange(-high, high + 1)
-        deltas = (1 - full) * _of_single(pair.q, s, side, interval * both) + full * displaced
-        sides.append(pld_pmf.create_pmf_pessimistic_connect_dots(interval, both, deltas))
-    return pld.PrivacyLossDistribution(*sides)
-
-
-def _of_single(q: float, s: float, side: AdjacencyType, epsilons: np.ndarray) -> np.ndarray:
-    """Return the divergences of one Gaussian that is sampled with probability q."""
-    loss = GaussianPrivacyLoss(s, sampling_prob=q, adjacency_type=side)
-    return np.asarray(loss.get_delta_for_epsilon(epsilons))
 
 
 def _interval(typical: float) -> float:

@@ -44,7 +44,7 @@ from confide.privacy.mechanisms.values import (
 from confide.privacy.sampling import Sampling, bins_of, groups_of
 from confide.randomness.streams import RunKey
 from confide.utils.errors import InputError
-from confide.utils.rounding import at_least
+from confide.utils.rounding import at_least, at_most
 
 if TYPE_CHECKING:
     from confide.config.fields import Section
@@ -368,6 +368,11 @@ class Mechanism(ABC):
                 f"train.batch: {self.batch:g} {what} a step are more than the {population} there are; "
                 f"take at most {population}"
             )
+        if self.max_batch is not None and self.max_batch < (1 - 1e-9) * rate * population:
+            raise InputError(
+                f"train.max_batch: {self.max_batch} is below the {at_most(rate * population, 6)} {what} that a step "
+                "draws on average, so that most steps would be drawn anew; take more"
+            )
         # An epoch has a whole number of steps, so a step holds about as many as were asked for.
         return 1 / bins_of(rate) if self.sampling == "bins" else rate
 
@@ -431,6 +436,11 @@ class Mechanism(ABC):
             *(turns if self.groups > 1 else ()),
             *(() if self.correlation.is_independent else correlated),
             *((_DEALT if self.correlation.is_independent else _KEPT,) if self.sampling == "bins" else ()),
+            *(
+                (f"at most {self.max_batch} are used in a step: a larger draw is made anew",)
+                if self.max_batch
+                else ()
+            ),
             *scaling_facts(self.scales, self.common_tokens),
             f"divisor {divisor:g} of the noised sum",
             f"number of steps {steps}",

@@ -25,9 +25,9 @@ class ConfidentiallyRedacted(SensitiveText):
 
     Formal guarantee: (epsilon, delta)-confidentiality. Take a row in which something was found, once with a further
     secret that the detector misses and once with a mask in that secret's place: the two are told apart no better than
-    `accounting.Replacement` allows, or `accounting.Exchanged` with truncated draws. Which rows those are is public. The
-    claim says nothing about rows in which nothing was found. For a causal LM, a secret whose length in tokens differs
-    from the mask's shifts the rows after it, so there the claim is an estimate.
+    `accounting.Replacement` allows. Which rows those are is public. The claim says nothing about rows in which nothing
+    was found. For a causal LM, a secret whose length in tokens differs from the mask's shifts the rows after it, so
+    there the claim is an estimate.
     """
 
     task: str = "causal-lm"

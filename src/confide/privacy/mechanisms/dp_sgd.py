@@ -51,7 +51,7 @@ class DPSGD(Mechanism):
         rate = self._rate(shape.rows, "rows")
         divisor = self.divisor or rate * shape.rows
         sampling = self._sampling(rate)
-        zeroed = example_level(shape.rows, sampling, steps, self.correlation)
+        zeroed = example_level(sampling, steps, self.correlation)
         parameters = PrivacyParameters(
             rows=shape.rows,
             units=shape.rows,

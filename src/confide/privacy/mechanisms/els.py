@@ -1,16 +1,12 @@
 """ELS: example-level sampling for user-level DP (Charles et al. 2024, Algorithm 1)."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from confide.privacy.accounting import DominatingPair, MixtureOfGaussians
+from confide.privacy.mechanisms.group import under_a_cap
 from confide.privacy.mechanisms.rows import CappedRows
-from confide.privacy.mechanisms.values import DrawSettings
 from confide.privacy.sampling import Sampling
-from confide.utils.errors import InputError
-
-_TRUNCATED = "privacy.sampling: no theorem covers truncated draws of several rows a user: use poisson"
 
 
 @dataclass(frozen=True)
@@ -20,6 +16,7 @@ class ExampleLevelSampling(CappedRows):
     Formal guarantee: (epsilon, delta)-DP for one user under zero-out adjacency. Zeroing a user's rows out
     moves the sum by at most C X with X ~ Binomial(G, p), so T steps are dominated by the T-fold
     composition of N(X, s^2) against N(0, s^2), in both directions (Charles et al. 2024, Theorem 3). It is tight.
+    Draws under a cap: see `group.under_a_cap`.
     """
 
     name: ClassVar[str] = "els"
@@ -31,13 +28,5 @@ class ExampleLevelSampling(CappedRows):
     def unit(self) -> str:
         return "all rows of one user"
 
-    def _account(self, rows: int, most: int, sampling: Sampling, steps: int) -> DominatingPair:
-        if sampling.kind == "truncated":
-            raise InputError(_TRUNCATED)
-        return MixtureOfGaussians.binomial(most, sampling.rate, steps)
-
-    @classmethod
-    def draw_errors(cls, asked: DrawSettings) -> Iterator[tuple[str, str]]:
-        yield from super().draw_errors(asked)
-        if asked.sampling == "truncated":
-            yield "privacy.sampling", _TRUNCATED.partition(": ")[2]
+    def _account(self, most: int, sampling: Sampling, steps: int) -> DominatingPair:
+        return under_a_cap(MixtureOfGaussians.binomial(most, sampling.rate, steps), sampling)

@@ -10,7 +10,6 @@ from confide.privacy.accounting import (
     FixedBins,
     GroupOf,
     MixtureOfGaussians,
-    TruncatedPoisson,
 )
 from confide.privacy.correlated_noise import INDEPENDENT, Correlation
 from confide.privacy.mechanisms.rows import CappedRows
@@ -35,13 +34,11 @@ class GroupPrivacy(CappedRows):
     def unit(self) -> str:
         return "all rows of one user"
 
-    def _account(self, rows: int, most: int, sampling: Sampling, steps: int) -> DominatingPair:
-        return GroupOf(example_level(rows, sampling, steps), max(most, 1))
+    def _account(self, most: int, sampling: Sampling, steps: int) -> DominatingPair:
+        return GroupOf(example_level(sampling, steps), max(most, 1))
 
 
-def example_level(
-    rows: int, sampling: Sampling, steps: int, correlation: Correlation = INDEPENDENT
-) -> DominatingPair:
+def example_level(sampling: Sampling, steps: int, correlation: Correlation = INDEPENDENT) -> DominatingPair:
     """Return the process of a unit that has one row.
 
     Formal guarantee, with correlated noise: in bins that of `FixedBins`. Else that of Choquette-Choo et al. 2023,
@@ -62,6 +59,23 @@ def example_level(
         )
     if sampling.kind == "bins":
         return BallsInBins(sampling.bins, steps)
-    if sampling.kind == "truncated" and sampling.cap is not None:
-        return TruncatedPoisson(rows, sampling.rate, sampling.cap, steps)
-    return MixtureOfGaussians.bernoulli(sampling.rate, steps)
+    return under_a_cap(MixtureOfGaussians.bernoulli(sampling.rate, steps), sampling)
+
+
+def under_a_cap(process: MixtureOfGaussians, sampling: Sampling) -> MixtureOfGaussians:
+    """Return the process of Poisson draws that are made anew while they hold more than `sampling.cap`: it is the same.
+
+    Formal guarantee, zero-out adjacency: a unit that contributes nothing is still drawn, and counts. So both worlds
+    draw alike. Take as given which rows of others are in the step; let them be u. The number of the unit's own rows in
+    it is then distributed as without a cap, under the condition that it is at most cap - u. That is stochastically no
+    larger, so the step is dominated by the same pair (`MixtureOfGaussians`). So is the mixture over all u, by joint
+    convexity. Under replace-one both worlds draw alike as well, and the argument is the same.
+
+    If a random part of a larger draw were kept, this would not hold. A unit would take the place of another, which
+    moves the sum by up to two clip norms.
+    """
+    if sampling.kind != "truncated":
+        return process
+    return replace(
+        process, words=f"{process.words}, or less: a step of more than {sampling.cap} is drawn anew"
+    )

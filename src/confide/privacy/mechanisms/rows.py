@@ -99,7 +99,7 @@ class CappedRows(Mechanism):
         rate = self._rate(rows, "rows")
         divisor = self.divisor or rate * rows
         sampling = Sampling(self.sampling, rate, self.max_batch)
-        zeroed = self._account(rows, most, sampling, steps)
+        zeroed = self._account(most, sampling, steps)
         return PrivacyParameters(
             rows=rows,
             units=shape.units,
@@ -120,7 +120,7 @@ class CappedRows(Mechanism):
             ),
         )
 
-    def _account(self, rows: int, most: int, sampling: Sampling, steps: int) -> DominatingPair:
+    def _account(self, most: int, sampling: Sampling, steps: int) -> DominatingPair:
         raise AssertionError("each mechanism says how it is accounted")
 
     @classmethod

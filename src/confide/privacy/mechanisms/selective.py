@@ -31,10 +31,9 @@ class Selective(SensitiveText):
 
     Formal guarantee: (epsilon, delta)-SDP under replace-one, if the detector finds everything sensitive. Phase 1 is a
     function of the redacted rows, which neighbours share: (0, 0). Phase 2 draws each row with probability p. Under
-    replace-one it is accounted by `accounting.Replacement`, truncated draws by `accounting.Exchanged`, whereas Shi et
-    al. 2022 (Theorem 1) use the zero-out number; `adjacency: zero-out` gives that number. An attacker who guesses the
-    replaced characters is bounded by the zero-out curve in either case, with no factor of 2
-    (`PrivacyProfile.reconstruction`).
+    replace-one it is accounted by `accounting.Replacement`, whereas Shi et al. 2022 (Theorem 1) use the zero-out
+    number; `adjacency: zero-out` gives that number. An attacker who guesses the replaced characters is bounded by the
+    zero-out curve in either case, with no factor of 2 (`PrivacyProfile.reconstruction`).
 
     `screened`: phase 1 runs on documents that a person has screened; there recall is claimed of detector and person
     together. `light-noise`: phase 1 is noised as well, accounted at the rate of rows times the share of missed words

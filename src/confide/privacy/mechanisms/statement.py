@@ -150,6 +150,7 @@ def warnings(setting: CalibratedMechanism, config: "Config") -> list[str]:
         )
     if mechanism.sampling == "bins":
         found += _of_bins(setting)
+    found += _under_a_cap(setting)
     if mechanism.histograms is not None:
         found += mechanism.histograms.doubts(setting.parameters.units, _conditions(config))
     large = large_delta(setting.parameters.units, setting.delta)
@@ -174,6 +175,20 @@ def _of_bins(setting: CalibratedMechanism) -> Iterator[str]:
     if mechanism.steps < epoch:
         yield (
             f"train.steps: {mechanism.steps} are less than an epoch of {epoch}, so some take part in no step at all"
+        )
+
+
+def _under_a_cap(setting: CalibratedMechanism) -> Iterator[str]:
+    """Yield what draws that are made anew change, where it is much."""
+    mechanism, sampling = setting.mechanism, setting.parameters.sampling
+    if sampling.kind != "truncated":
+        return
+    share = sampling.mean_rate(round(setting.parameters.expected_batch / sampling.rate)) / sampling.rate
+    if share < 1 - _MUCH:
+        yield (
+            f"train.max_batch: a step of more than {mechanism.max_batch} is drawn anew, so a step draws about "
+            f"{at_most(share * setting.parameters.expected_batch, 4)} and not "
+            f"{at_most(setting.parameters.expected_batch, 4)}; with a larger cap it draws more"
         )
 
 

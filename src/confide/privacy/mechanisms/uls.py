@@ -134,7 +134,7 @@ class UserLevelSampling(Mechanism):
         rate = self._rate(shape.units, "units")
         divisor = self.divisor or rate * shape.units
         sampling = self._sampling(rate)
-        zeroed = example_level(shape.units, sampling, steps, self.correlation)
+        zeroed = example_level(sampling, steps, self.correlation)
         # Chunks overlap rows, so a unit with fewer rows than k still gives up to k chunks.
         drawn = np.minimum(shape.rows_per_unit, k).mean() if self.rule != "random-chunk" else k
         parameters = PrivacyParameters(
