@@ -56,7 +56,7 @@ class Run:
         task = CausalLM(0, None, vocabulary, (), extra, False, torch.device("cpu"), caches=True)
         rows = list(np.random.default_rng(0).integers(2, vocabulary, (args.rows, args.length)))
         draw = Draw(rows, np.arange(len(rows)), np.ones(len(rows), np.float32))
-        self.copies, self.taken = matrix.copies, 0
+        self.copies, self.taken = max(0, matrix.copies - 1), 0  # that of the step itself is gone between two
         self.take = PrivateStep(
             self.model,
             task,
@@ -72,7 +72,7 @@ class Run:
         self.taken += 1
 
     def memory(self) -> int:
-        """Bytes of weights, states and copies of noise, and a step's peak on top of them."""
+        """Bytes of weights, states and earlier noise between two steps, and a step's peak on top of them."""
         trains = sum(p.numel() for p in models.trainable(self.model).values())
         between = sum(p.nbytes for p in self.model.parameters()) + 4 * trains * (2 + self.copies)
         return between + peak(self.step, torch.device("cpu"))

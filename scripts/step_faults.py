@@ -168,7 +168,7 @@ STEPS = [
         "correlation",
         "a buffer does not forget",
         "privacy/correlated_noise.py::BufferedNoise._keep",
-        "before[name].mul_(t).add_(each)",
+        "torch.add(each, before[name], alpha=t, out=before[name])",
         "before[name].add_(each)",
         "tests/privacy/test_correlated_noise.py -k inverse",
     ),

@@ -156,8 +156,8 @@ def test_truncated_draws_cost_what_plain_ones_do(name, adjacency):
     assert not found.estimates
     assert found.epsilon == stated(name, adjacency=adjacency).epsilon
     assert found.sampling == found.sampling_used == "truncated"
-    assert "at most 6 are used in a step: a larger draw is made anew" in found.public_facts
-    assert ", or less: draws above the cap are made anew" in found.model_card_section()
+    assert "train.max_batch 6: draws above the cap are made anew" in found.public_facts
+    assert "4, before draws above the cap are made anew" in found.model_card_section()
 
 
 @pytest.mark.parametrize("name", ["uls", "dp-sgd"])

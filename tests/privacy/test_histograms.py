@@ -252,6 +252,7 @@ def test_the_claim_is_of_both_and_follows_from_what_it_says(tmp_path, name, adja
         ("zero-out", "shuffle", 1),
         ("zero-out", "poisson", 3),
         ("replace-one", "poisson", 3),
+        ("replace-one", "truncated", 1),
     ],
 )
 def test_all_that_is_allowed_composes_exactly(tmp_path, adjacency, sampling, bands):

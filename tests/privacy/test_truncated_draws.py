@@ -3,13 +3,20 @@
 import itertools
 import math
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from confide.config.loading import check
+from confide.data.shape import Shape
+from confide.privacy import mechanisms
 from confide.privacy.accounting import MixtureOfGaussians, replaced
+from confide.privacy.mechanisms.dp_sgd import DPSGD
 from confide.privacy.mechanisms.group import example_level
+from confide.privacy.mechanisms.none import NonPrivate
+from confide.privacy.mechanisms.statement import calibrate, state_guarantee, warnings
 from confide.privacy.sampling import Sampling
 from confide.randomness.streams import RunKey
 
@@ -50,13 +57,13 @@ def divergence(p: np.ndarray, z: np.ndarray, epsilon: float) -> float:
     return float(np.maximum(p - math.exp(epsilon) * z, 0).sum() * (X[1] - X[0]))
 
 
-def beyond(draws, n: int, rows: int, s: float, bound, replace: bool) -> float:
+def beyond(draws, n: int, rows: int, s: float, bound, replaces: bool) -> float:
     """By how much a world goes beyond a bound: the unit has the first `rows` items, which contribute up to 1 each."""
     worst = -math.inf
     values = (-1.0, 0.0, 1.0)
     for others in itertools.product(values, repeat=n - rows):
         for own in itertools.product(values, repeat=rows):
-            other = tuple(-each for each in own) if replace else (0.0,) * rows
+            other = tuple(-each for each in own) if replaces else (0.0,) * rows
             pair = density(draws, own + others, s), density(draws, other + others, s)
             for side, (p, z) in ((bound.removal, pair), (bound.addition, pair[::-1])):
                 for epsilon in EPSILONS:
@@ -67,13 +74,13 @@ def beyond(draws, n: int, rows: int, s: float, bound, replace: bool) -> float:
 WORLDS = [(2, 1, 0.5, 1), (3, 1, 0.3, 1), (4, 1, 0.5, 2), (3, 2, 0.4, 2), (4, 3, 0.3, 2), (4, 2, 0.5, 3)]
 
 
-@pytest.mark.parametrize("replace", [False, True], ids=["zero-out", "replace-one"])
+@pytest.mark.parametrize("replaces", [False, True], ids=["zero-out", "replace-one"])
 @pytest.mark.parametrize("s", [0.5, 1.0, 2.0])
 @pytest.mark.parametrize(("n", "rows", "q", "cap"), WORLDS)
-def test_no_small_world_is_beyond_the_bound_of_plain_draws(n, rows, q, cap, s, replace):
+def test_no_small_world_is_beyond_the_bound_of_plain_draws(n, rows, q, cap, s, replaces):
     plain = MixtureOfGaussians.binomial(rows, q, 1)
-    curve = (replaced(plain) if replace else plain).curve(s, 1e-3)
-    assert beyond(redrawn(n, q, cap), n, rows, s, curve, replace) < 1e-6
+    curve = (replaced(plain) if replaces else plain).curve(s, 1e-3)
+    assert beyond(redrawn(n, q, cap), n, rows, s, curve, replaces) < 1e-6
 
 
 @pytest.mark.parametrize(("n", "rows", "q", "cap"), [world for world in WORLDS if world[1] == 1])
@@ -116,3 +123,47 @@ def test_a_run_of_an_earlier_version_cannot_go_on():
     record = Sampling("truncated", 0.1, 12).record(lambda found: "")
     assert record["above_cap"] == "drawn anew"
     assert "above_cap" not in Sampling("poisson", 0.1).record(lambda found: "")
+
+
+def test_noise_is_bound_to_the_way_of_drawing():
+    """An earlier version drew other rows with the same key. With the same noise, the difference would be free of it."""
+    shape = Shape(np.full(40, 3), 120, 5000, True)
+    plain = DPSGD(batch=6.0, steps=5)
+    capped = replace(plain, sampling="truncated", max_batch=9)
+    assert plain.key_binding(shape) == b""
+    assert capped.key_binding(shape) == b"draws above the cap are made anew"
+    assert NonPrivate.twin(capped).key_binding(shape) == capped.key_binding(shape)
+
+
+def test_it_is_told_if_a_cap_makes_steps_much_smaller():
+    shape = Shape(np.ones(100, np.int64), 100, 5000, True)
+    told = {}
+    for cap in (10, 15):
+        settings = check(
+            {
+                "data": {"train": "x"},
+                "privacy": {
+                    "mechanism": "dp-sgd",
+                    "noise_multiplier": 2.0,
+                    "sampling": "truncated",
+                },
+                "train": {"batch": 10.0, "steps": 50, "max_batch": cap},
+            }
+        )
+        setting = calibrate(mechanisms.build(settings), shape, None, 2.0, 1e-5)
+        told[cap] = [each for each in warnings(setting, settings) if "train.max_batch" in each]
+    assert told[15] == []
+    (line,) = told[10]
+    assert "so a step draws about 7.965 and not 10, and noise is 1.26 times as large" in line
+
+
+def test_words_of_a_claim_of_an_earlier_version_say_nothing_of_new_draws():
+    settings = {"mechanism": "dp-sgd", "noise_multiplier": 2.0, "sampling": "truncated"}
+    raw = {"data": {"train": "x"}, "privacy": settings, "train": {"batch": 10.0, "steps": 5, "max_batch": 12}}
+    shape = Shape(np.ones(100, np.int64), 100, 5000, True)
+    setting = calibrate(mechanisms.build(check(raw)), shape, None, 2.0, 1e-5)
+    now = state_guarantee(setting, 5, False, check(raw), {"code": "test"}, 5)
+    assert now.batch_in_words == "10, before draws above the cap are made anew"
+    before = tuple(fact for fact in now.public_facts if "anew" not in fact)
+    assert len(before) == len(now.public_facts) - 1
+    assert replace(now, public_facts=before).batch_in_words == "10"

@@ -270,7 +270,7 @@ def _with_users(factor: float, chosen: CalibratedMechanism) -> WhatIf:
         mechanism,
         sampling_rate=min(1.0, parameters.sampling.rate / factor),
         divisor=parameters.divisor,
-        # A cap costs nothing, and this one is not for the batch that so many of these units would give.
+        # A cap costs nothing. Here the rate alone changes, and with fewer units it would give more than the cap.
         sampling="poisson" if mechanism.sampling == "truncated" else mechanism.sampling,
         max_batch=None,
     )

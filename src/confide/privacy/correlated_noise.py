@@ -408,14 +408,18 @@ class BufferedNoise(CorrelatedNoise):
         self._sums = [{} for _ in self._decays]
 
     def _taken_back(self, name: str, like: torch.Tensor) -> torch.Tensor:
-        found = like.new_zeros(like.shape)
+        found: torch.Tensor | None = None
         for t, before in zip(self._decays, self._sums, strict=True):
             if name not in before:  # here, where a step can start over if memory runs out
                 before[name] = like.new_zeros(like.shape)
-            found.sub_(before[name], alpha=t / len(self._decays))
+            share = t / len(self._decays)
+            found = before[name].mul(-share) if found is None else found.sub_(before[name], alpha=share)
+        assert found is not None
         return found
 
     def _keep(self, noise: Vectors) -> None:
+        import torch
+
         for t, before in zip(self._decays, self._sums, strict=True):
             for name, each in noise.items():
-                before[name].mul_(t).add_(each)
+                torch.add(each, before[name], alpha=t, out=before[name])  # one pass over the memory

@@ -57,6 +57,9 @@ NOT_COVERED = (
 )
 """The guarantee of a training run never covers these, unless their cost was accounted for. A claim may add to them."""
 
+ANEW = "draws above the cap are made anew"
+"""A public fact of `privacy.sampling: truncated`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Guarantee:
@@ -244,8 +247,8 @@ class Guarantee:
 
     @property
     def batch_in_words(self) -> str:
-        """The expected batch, with a word on draws that are made anew."""
-        anew = ", or less: draws above the cap are made anew" if self.sampling_used == "truncated" else ""
+        """The expected batch, with a word on draws that are made anew. Earlier versions made none anew."""
+        anew = f", before {ANEW}" if any(ANEW in fact for fact in self.public_facts) else ""
         return f"{self.expected_batch:.6g}{anew}"
 
     def doubts(self) -> list[str]:

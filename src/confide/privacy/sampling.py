@@ -116,7 +116,7 @@ class Sampling:
         if self.kind == "truncated" and self.cap is not None:
             if self.cap < math.floor(self.rate * n):
                 raise ValueError(
-                    f"most draws of {n} would be above the cap of {self.cap}, and made anew for long"
+                    f"most draws of {n} would be above the cap of {self.cap}: to draw anew would take long"
                 )
             again = itertools.count(1)
             while len(drawn) > self.cap:

@@ -243,7 +243,7 @@ class Job:
             aggregation.clip_norm,
             aggregation.noise_scale,
             aggregation.scale,
-            terms.sampling.rate,
+            terms.mean_rate,
             self.micro_tokens,
             self.ranks.first,
             scales_of(self.model, aggregation.scales, aggregation.common_tokens),

@@ -24,6 +24,7 @@ from confide.data.shape import Shape
 from confide.data.unit_graph import UnitGraph
 from confide.privacy.accounting import DominatingPair, delta_default, least_noise, replaced
 from confide.privacy.correlated_noise import SQUARE_ROOT, Correlation, correlation_of, exponent_for
+from confide.privacy.guarantee import ANEW
 from confide.privacy.histograms import Histograms
 from confide.privacy.mechanisms.canary_rules import canary_errors
 from confide.privacy.mechanisms.correlation_rules import correlation_errors
@@ -221,7 +222,8 @@ class Mechanism(ABC):
         If the same noise were scaled by two different multipliers, the difference of the two runs would be free of
         noise.
         """
-        return b""
+        # Earlier versions kept a random part of such a draw: other rows with the same noise.
+        return b"draws above the cap are made anew" if self.sampling == "truncated" else b""
 
     def rows_computed(self, parameters: PrivacyParameters) -> float:
         """Return the expected number of rows that all steps compute."""
@@ -368,7 +370,11 @@ class Mechanism(ABC):
                 f"train.batch: {self.batch:g} {what} a step are more than the {population} there are; "
                 f"take at most {population}"
             )
-        if self.max_batch is not None and self.max_batch < (1 - 1e-9) * rate * population:
+        if (
+            self.sampling == "truncated"
+            and self.max_batch is not None
+            and self.max_batch < (1 - 1e-9) * rate * population
+        ):
             raise InputError(
                 f"train.max_batch: {self.max_batch} is below the {at_most(rate * population, 6)} {what} that a step "
                 "draws on average, so that most steps would be drawn anew; take more"
@@ -436,11 +442,7 @@ class Mechanism(ABC):
             *(turns if self.groups > 1 else ()),
             *(() if self.correlation.is_independent else correlated),
             *((_DEALT if self.correlation.is_independent else _KEPT,) if self.sampling == "bins" else ()),
-            *(
-                (f"at most {self.max_batch} are used in a step: a larger draw is made anew",)
-                if self.max_batch
-                else ()
-            ),
+            *((f"train.max_batch {self.max_batch}: {ANEW}",) if self.sampling == "truncated" else ()),
             *scaling_facts(self.scales, self.common_tokens),
             f"divisor {divisor:g} of the noised sum",
             f"number of steps {steps}",

@@ -66,16 +66,14 @@ def under_a_cap(process: MixtureOfGaussians, sampling: Sampling) -> MixtureOfGau
     """Return the process of Poisson draws that are made anew while they hold more than `sampling.cap`: it is the same.
 
     Formal guarantee, zero-out adjacency: a unit that contributes nothing is still drawn, and counts. So both worlds
-    draw alike. Take as given which rows of others are in the step; let them be u. The number of the unit's own rows in
-    it is then distributed as without a cap, under the condition that it is at most cap - u. That is stochastically no
-    larger, so the step is dominated by the same pair (`MixtureOfGaussians`). So is the mixture over all u, by joint
-    convexity. Under replace-one both worlds draw alike as well, and the argument is the same.
+    draw alike. Take as given which rows of others are in the step; let there be u of them. The number of the unit's own
+    rows in it is then distributed as without a cap, under the condition that it is at most cap - u. That is
+    stochastically no larger, so the step is dominated by the same pair (`MixtureOfGaussians`). So is the mixture over
+    all u, by joint convexity. Under replace-one both worlds draw alike as well, and the argument is the same.
 
     If a random part of a larger draw were kept, this would not hold. A unit would take the place of another, which
     moves the sum by up to two clip norms.
     """
     if sampling.kind != "truncated":
         return process
-    return replace(
-        process, words=f"{process.words}, or less: a step of more than {sampling.cap} is drawn anew"
-    )
+    return replace(process, words=f"{process.words} (a step of more than {sampling.cap} is drawn anew)")

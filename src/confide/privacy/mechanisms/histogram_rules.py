@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from confide.config.schema import Config
     from confide.privacy.mechanisms.base import Mechanism
 
-_EXACT = ("poisson", "shuffle")
+_EXACT = ("poisson", "truncated", "shuffle")
 """The samplings whose replace-one process has a privacy loss distribution, with which a release composes exactly."""
 
 

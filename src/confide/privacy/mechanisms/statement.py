@@ -180,15 +180,13 @@ def _of_bins(setting: CalibratedMechanism) -> Iterator[str]:
 
 def _under_a_cap(setting: CalibratedMechanism) -> Iterator[str]:
     """Yield what draws that are made anew change, where it is much."""
-    mechanism, sampling = setting.mechanism, setting.parameters.sampling
-    if sampling.kind != "truncated":
-        return
-    share = sampling.mean_rate(round(setting.parameters.expected_batch / sampling.rate)) / sampling.rate
-    if share < 1 - _MUCH:
+    parameters = setting.parameters
+    share = parameters.mean_rate / parameters.sampling.rate
+    if parameters.sampling.kind == "truncated" and share < 1 - _MUCH:
         yield (
-            f"train.max_batch: a step of more than {mechanism.max_batch} is drawn anew, so a step draws about "
-            f"{at_most(share * setting.parameters.expected_batch, 4)} and not "
-            f"{at_most(setting.parameters.expected_batch, 4)}; with a larger cap it draws more"
+            f"train.max_batch: a step of more than {setting.mechanism.max_batch} is drawn anew, so a step draws about "
+            f"{at_most(share * parameters.expected_batch, 4)} and not {at_most(parameters.expected_batch, 4)}, and "
+            f"noise is {at_most(1 / share, 3)} times as large beside what it learns; a larger cap makes this less"
         )
 
 

@@ -231,6 +231,11 @@ class PrivacyParameters:
     contribution: str
     facts: tuple[str, ...]
 
+    @property
+    def mean_rate(self) -> float:
+        """The probability of a row or unit in the mean over steps, of which some may be drawn anew."""
+        return self.sampling.mean_rate(round(self.expected_batch / self.sampling.rate))
+
 
 @dataclass(frozen=True)
 class Phase:
