@@ -17,7 +17,7 @@ from confide.planning import account as module
 from confide.planning import cost
 from confide.planning import plan as planning
 from confide.privacy import mechanisms
-from confide.privacy.accounting import FixedBins, Trials
+from confide.privacy.accounting import FixedBins, Trials, fixed_bins
 from confide.privacy.correlated_noise import Buffered
 from confide.privacy.guarantee import PRIORS, Guarantee
 from confide.privacy.mechanisms.statement import calibrate
@@ -487,12 +487,16 @@ def test_programs_hear_the_same():
 
 
 @pytest.mark.parametrize("matrix", [{"bands": 8}, {"buffers": 1}])
-def test_no_more_steps_are_tried_than_kept_bins_allow(matrix):
+def test_no_more_steps_are_tried_than_kept_bins_allow(matrix, monkeypatch):
     """Doubling the steps would go past the most that fixed bins account for, which nobody asked for."""
+    monkeypatch.setattr(
+        fixed_bins, "MOST_STEPS", 3_000
+    )  # so many take a second, and the real number two minutes
+    monkeypatch.setattr(module, "MOST_OF_KEPT_BINS", 3_000)
     kept = {"process": "uls", "rate": 0.125, "delta": 1e-5, "sampling": "bins"} | matrix
     found = confide.account(**kept, noise_multiplier=20_000, epsilon=8)
-    assert (found.steps, found.more_steps) == (100_000, True)
-    assert found.answer.startswith("Even 100,000 steps")
+    assert (found.steps, found.more_steps) == (3_000, True)
+    assert found.answer.startswith("Even 3,000 steps")
 
 
 def test_buffers_are_asked_for_in_place_of_bands():
