@@ -489,9 +489,8 @@ def test_programs_hear_the_same():
 @pytest.mark.parametrize("matrix", [{"bands": 8}, {"buffers": 1}])
 def test_no_more_steps_are_tried_than_kept_bins_allow(matrix, monkeypatch):
     """Doubling the steps would go past the most that fixed bins account for, which nobody asked for."""
-    monkeypatch.setattr(
-        fixed_bins, "MOST_STEPS", 3_000
-    )  # so many take a second, and the real number two minutes
+    # The real number takes two minutes.
+    monkeypatch.setattr(fixed_bins, "MOST_STEPS", 3_000)
     monkeypatch.setattr(module, "MOST_OF_KEPT_BINS", 3_000)
     kept = {"process": "uls", "rate": 0.125, "delta": 1e-5, "sampling": "bins"} | matrix
     found = confide.account(**kept, noise_multiplier=20_000, epsilon=8)

@@ -13,12 +13,14 @@ from confide.config.loading import check
 from confide.data.shape import Shape
 from confide.privacy import mechanisms
 from confide.privacy.accounting import MixtureOfGaussians, replaced
+from confide.privacy.ledger import Ledger
 from confide.privacy.mechanisms.dp_sgd import DPSGD
 from confide.privacy.mechanisms.group import example_level
 from confide.privacy.mechanisms.none import NonPrivate
 from confide.privacy.mechanisms.statement import calibrate, state_guarantee, warnings
 from confide.privacy.sampling import Sampling
 from confide.randomness.streams import RunKey
+from confide.utils.errors import InputError
 
 X = np.linspace(-16, 16, 8_001)
 EPSILONS = (-1.5, -0.4, -0.05, 0.0, 0.05, 0.2, 0.5, 1.0, 2.0)
@@ -118,10 +120,17 @@ def test_the_process_is_that_of_plain_draws_and_says_what_is_different():
     assert "a step of more than 12 is drawn anew" in process.describe()
 
 
-def test_a_run_of_an_earlier_version_cannot_go_on():
+def test_a_run_of_an_earlier_version_cannot_go_on(tmp_path):
     """It kept a random part of a draw above the cap: its ledger says nothing of new draws."""
     record = Sampling("truncated", 0.1, 12).record(lambda found: "")
-    assert record["above_cap"] == "drawn anew"
+    before = {name: record[name] for name in record if name != "above_cap"}
+    assert before == {"kind": "truncated", "rate": 0.1, "cap": 12, "bands": 1}
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    ledger.record(0, {"sampling": before})
+    with pytest.raises(InputError):
+        ledger.record(0, {"sampling": record})
+    ledger.record(0, {"sampling": before})  # while the same entry may come again
+    ledger.close()
     assert "above_cap" not in Sampling("poisson", 0.1).record(lambda found: "")
 
 

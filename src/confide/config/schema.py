@@ -73,10 +73,10 @@ class Privacy(Section):
     )
     sampling: Literal["poisson", "truncated", "bins", "shuffle"] = Field(
         "poisson",
-        description="poisson: a coin for each in every step; truncated: the same, but a step of "
-        "more than `max_batch` is drawn anew; bins (uls, "
-        "dp-sgd): each in exactly one step of an epoch, drawn uniformly, and with `bands` or `buffers` in the same "
-        "step of every epoch; shuffle: fixed batches as in the papers, and the guarantee is then an estimate",
+        description="poisson: a coin for each in every step; truncated: the same, but a step of more than `max_batch` "
+        "is drawn anew; bins (uls, dp-sgd): each in exactly one step of an epoch, drawn uniformly, and with `bands` or "
+        "`buffers` in the same step of every epoch; shuffle: fixed batches as in the papers, and the guarantee is then "
+        "an estimate",
     )
     bands: Count = Field(
         1,

@@ -358,8 +358,7 @@ def _assumptions(
     if asked.max_batch is not None:
         draw += f"; a step of more than {asked.max_batch:,} is drawn anew"
     if asked.population is not None:
-        mean = parameters.sampling.mean_rate(asked.population) * asked.population
-        draw += f": {at_most(mean, 6)} of {asked.population:,} on average"
+        draw += f": {at_most(parameters.mean_rate * asked.population, 6)} of {asked.population:,} on average"
     yield "one unit", mechanism.unit.partition(":")[0]
     if asked.rows_per_unit is not None:
         yield "its rows", f"at most {parameters.rows_per_unit:,} in use, each clipped on its own"

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from confide.privacy.correlated_noise import correlation_of
 from confide.randomness.streams import RunKey
@@ -127,7 +127,7 @@ class Sampling:
         """Return the probability of each of n items, as a mean over steps; below `rate` if some are drawn anew."""
         if self.kind != "truncated" or self.cap is None:
             return self.rate
-        room = stats.binom.cdf(self.cap - 1, n - 1, self.rate) / stats.binom.cdf(self.cap, n, self.rate)
+        room = special.bdtr(self.cap - 1, n - 1, self.rate) / special.bdtr(min(self.cap, n), n, self.rate)
         return self.rate * float(room)
 
     @property

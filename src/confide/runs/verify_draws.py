@@ -73,11 +73,7 @@ def _drawn(job: Job, sampler: Sampler) -> "Drawn | None":
             return None
         ids[number] = draw.unit_ids
     names = np.arange(parameters.units) if rows is None else rows
-    rates = (
-        sampling.rates
-        if isinstance(sampling, OwnRates)
-        else np.full(len(names), sampling.mean_rate(len(names)))
-    )
+    rates = sampling.rates if isinstance(sampling, OwnRates) else np.full(len(names), parameters.mean_rate)
     of_name = np.zeros(int(names.max(initial=-1)) + 1)
     np.add.at(of_name, names, rates)  # a row may be listed several times
     return Drawn(ids, of_name, _kind(sampling), period, job.mechanism.draws, repeats)
