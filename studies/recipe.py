@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -37,6 +38,7 @@ _SMALL: dict[str, Any] = {
     "seeds": 3,
     "tunes_twins": True,
     "kept": {},
+    "twins": (),
     "micro_tokens": 2048,
 }
 _SIZES: Mapping[Scale, dict[str, Any]] = {
@@ -60,6 +62,7 @@ _SIZES: Mapping[Scale, dict[str, Any]] = {
         "arms": (PLAIN, CHOSEN, EPOCHS),
         "kept": {KEPT: (4e-3, 6e-3, 9e-3), COMMON: (6e-3, 7.5e-3, 9e-3)},
         "tunes_twins": False,
+        "twins": (1e-3, 2e-3, 3e-3),  # 4e-3 breaks down: the arms' own twins, which have it, show that
         "micro_tokens": 32_768,
     },
 }
@@ -98,10 +101,14 @@ def grids(work: Work) -> list[Grid]:
     keys = users.keys(size["steps"], **OWN_OPTIMISER) | {"train.micro_tokens": size["micro_tokens"]}
     grid = Grid("recipe", (size["text"],), own, keys, arms, {}, {}, size["seeds"])
     found = with_twins(grid, size["epsilons"], size["tuned"], size["tunes_twins"])
-    # They came later, and have fewer trials. Their twin would be that of the bins.
-    later = replace(grid, at={EPSILON: size["epsilons"]}, tuned_at={EPSILON: tuple(size["tuned"])})
+    # They came later, and have fewer trials. The twin of bins that are kept would be that of the bins.
+    private = replace(grid, at={EPSILON: size["epsilons"]}, tuned_at={EPSILON: tuple(size["tuned"])})
+    bare = replace(grid, at={EPSILON: (math.inf,)}, tuned_at={EPSILON: (math.inf,)})
     for name, rates in size["kept"].items():
-        found.append(replace(later, arms=(_arm(name, size, {"train.learning_rate": rates}),)))
+        found.append(replace(private, arms=(_arm(name, size, {"train.learning_rate": rates}),)))
+    if rates := size["twins"]:
+        twins = (_arm(name, size, {"train.learning_rate": rates}) for name in (PLAIN, CHOSEN))
+        found.append(replace(bare, arms=tuple(replace(arm, name=arm.name + TUNED) for arm in twins)))
     return found
 
 
