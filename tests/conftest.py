@@ -59,7 +59,7 @@ def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str)
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run the exhaustive tests as well")
     parser.addoption(
-        "--turn", help="which of the tests that run in turn: 0, 1, 2, 3 or all (default: by the commit)"
+        "--turn", help="which of the tests that run in turn: a number from 0, or all (default: by the commit)"
     )
 
 

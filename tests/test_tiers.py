@@ -7,6 +7,7 @@ import subprocess
 import pytest
 
 import slow_tests
+import tests_in_turn
 from tests import command, tiers
 from tests.places import ROOT
 
@@ -21,7 +22,7 @@ def defined(file: str) -> set[str]:
 @pytest.mark.parametrize("path", [tiers.EXHAUSTIVE, tiers.SLOW, tiers.IN_TURN], ids=lambda path: path.stem)
 def test_each_test_that_a_list_names_is_there(path, request):
     """Its cases are looked for among those that this session collected: among all of them where all tests run."""
-    entries = tiers.listed(path)
+    entries = frozenset(tiers.numbered(path)) if path == tiers.IN_TURN else tiers.listed(path)
     assert entries
     tests = [tiers.test_of(entry).partition("::") for entry in entries]
     assert [(file, name) for file, _, name in tests if not (ROOT / file).is_file()] == []
@@ -114,6 +115,26 @@ def test_a_log_of_durations_says_which_tests_are_slow():
     assert slow_tests.without_repeats(found | {"tests/a.py::test_two[c]"}) == found
 
 
+def test_a_log_of_durations_says_which_tests_run_in_turn():
+    seconds = {
+        "tests/a.py::test_one": 2.2,
+        "tests/a.py::test_short[x]": 3.0,
+        "tests/a.py::test_short[y]": 4.1,
+    }
+    seconds |= {
+        "tests/a.py::test_long[x]": 30.0,
+        "tests/a.py::test_long[y]": 1.0,
+        "tests/b.py::test_left_out": 9.0,
+    }
+    seconds |= {tests_in_turn.ALWAYS: 70.0, "tests/a.py::test_cheap": 0.1}
+    new = {"tests/a.py::test_one": 3, "tests/a.py::test_short": 8, "tests/a.py::test_long[x]": 30}
+    assert tests_in_turn.updated({}, seconds, frozenset({"tests/b.py"})) == new
+    old = {"tests/a.py::test_cheap": 5, "tests/c.py::test_not_measured[z]": 6, "tests/a.py::fixture": 40}
+    del seconds["tests/b.py::test_left_out"]
+    kept = {"tests/c.py::test_not_measured[z]": 6, "tests/a.py::fixture": 40}
+    assert tests_in_turn.updated(old, seconds, frozenset()) == new | kept
+
+
 def test_a_file_of_slow_tests_is_listed_as_a_whole(tmp_path):
     (tmp_path / "a.py").write_text("def test_one(): ...\n\n\ndef test_two(): ...\n")
     tests = {"a.py::test_one", "a.py::test_two[x]", "a.py::fixture", "b.py::test_one"}
@@ -122,25 +143,22 @@ def test_a_file_of_slow_tests_is_listed_as_a_whole(tmp_path):
     assert slow_tests.without_repeats(slow_tests.whole_files(both, tmp_path)) == {"a.py", "b.py::test_one"}
 
 
-def test_a_list_may_name_a_fixture(launched, request, monkeypatch):
+def test_a_list_may_name_a_fixture(launched, request):
     names = frozenset({"tests/test_tiers.py::launched"})
     assert slow_tests.is_fixture(*names)
     assert not slow_tests.is_fixture(request.node.nodeid)
-    monkeypatch.setattr(tiers, "listed", lambda path: names)
-    assert tiers.is_listed(tiers.SLOW, request.node)
-    monkeypatch.setattr(tiers, "listed", lambda path: frozenset({"tests/test_tiers.py"}))
-    assert tiers.is_listed(tiers.SLOW, request.node)
-    monkeypatch.setattr(tiers, "listed", lambda path: frozenset({"tests/test_other.py::launched"}))
-    assert not tiers.is_listed(tiers.SLOW, request.node)
+    assert tiers.is_listed(names, request.node)
+    assert tiers.is_listed({"tests/test_tiers.py"}, request.node)
+    assert not tiers.is_listed({"tests/test_other.py::launched"}, request.node)
+
+
+class Item:
+    def __init__(self, nodeid):
+        self.nodeid = nodeid
 
 
 def test_each_nth_case_of_a_sampled_test_stays(tmp_path):
     (tmp_path / "sampled.txt").write_text("# words\n\ntests/a.py::test_many 3\n")
-
-    class Item:
-        def __init__(self, nodeid):
-            self.nodeid = nodeid
-
     items = [Item(f"tests/a.py::test_many[{case} 1]") for case in range(5)]
     others = [Item("tests/a.py::test_other[x]"), Item("tests/a.py::test_one")]
     left_out = tiers.sampled([*items, *others], tmp_path / "sampled.txt")
@@ -148,27 +166,36 @@ def test_each_nth_case_of_a_sampled_test_stays(tmp_path):
 
 
 def test_each_test_has_one_turn_whatever_runs_beside_it(monkeypatch):
-    class Item:
-        def __init__(self, nodeid):
-            self.nodeid = nodeid
-
-    monkeypatch.setattr(
-        tiers, "listed", lambda path: frozenset({"tests/a.py::test_dear", "tests/b.py::test_dear[x]"})
-    )
-    dear = [Item(f"tests/a.py::test_dear[{case}]") for case in range(20)] + [Item("tests/b.py::test_dear[x]")]
-    items = [Item("tests/a.py::test_cheap"), *dear, Item("tests/b.py::test_dear[y]")]
+    dear = {f"tests/a.py::test_dear[{case} x]": 3 for case in range(20)} | {"tests/b.py::test_dear": 9}
+    monkeypatch.setattr(tiers, "numbered", lambda path: dear)
+    in_turn = [Item(name) for name in dear if "[" in name] + [Item("tests/b.py::test_dear[y]")]
+    items = [Item("tests/a.py::test_cheap"), *in_turn, Item("tests/b.py::test_cheap[y]")]
     waits = [tiers.waiting(items, turn) for turn in range(tiers.TURNS)]
-    assert [sum(item not in each for each in waits) for item in dear] == [1] * len(dear)
-    assert not set().union(*waits) - set(dear)
-    assert min(len(dear) - len(each) for each in waits) > 2
+    assert [sum(item not in each for each in waits) for item in in_turn] == [1] * len(in_turn)
+    assert not set().union(*waits) - set(in_turn)
     assert tiers.waiting(items[5:], 1) == waits[1] & set(items[5:])
     assert tiers.waiting(items, tiers.turn_of("all")) == set()
 
 
+def test_turns_take_about_as_long():
+    seconds = {f"tests/a.py::test[{n}]": n for n in range(1, 80)} | {"tests/b.py": 100}
+    dealt = tiers.dealt(seconds)
+    sums = [sum(seconds[entry] for entry in dealt if dealt[entry] == turn) for turn in range(tiers.TURNS)]
+    assert max(sums) - min(sums) <= 5
+    assert tiers.dealt(dict(reversed(seconds.items()))) == dealt
+
+
+def test_the_turns_of_the_list_take_about_as_long():
+    seconds = tiers.numbered(tiers.IN_TURN)
+    dealt = tiers.dealt(seconds)
+    sums = [sum(seconds[entry] for entry in dealt if dealt[entry] == turn) for turn in range(tiers.TURNS)]
+    assert max(sums) <= 1.05 * min(sums)
+
+
 def test_a_turn_is_asked_for_or_follows_from_the_commits(tmp_path, monkeypatch):
     assert tiers.turn_of("2") == 2
-    with pytest.raises(pytest.UsageError, match="all or a number below 4, not 4"):
-        tiers.turn_of("4")
+    with pytest.raises(pytest.UsageError, match=f"all or a number below {tiers.TURNS}, not 99"):
+        tiers.turn_of("99")
     asked = tiers.asked_git
 
     def turn_in(folder):
@@ -181,10 +208,10 @@ def test_a_turn_is_asked_for_or_follows_from_the_commits(tmp_path, monkeypatch):
 
     git("init", "--quiet")
     turns = []
-    for _ in range(4):
+    for _ in range(tiers.TURNS):
         git("commit", "--quiet", "--allow-empty", "-m", "a commit")
         turns.append(turn_in(tmp_path))
-    assert turns == [1, 2, 3, 0]
+    assert turns == [*range(1, tiers.TURNS), 0]
     git("clone", "--quiet", "--depth", "1", tmp_path.as_uri(), "shallow")
     assert turn_in(tmp_path / "shallow") == int(asked("rev-parse", "HEAD", folder=tmp_path), 16) % tiers.TURNS
     (nothing := tmp_path.parent / "nothing").mkdir()
@@ -192,8 +219,7 @@ def test_a_turn_is_asked_for_or_follows_from_the_commits(tmp_path, monkeypatch):
 
 
 def test_sampled_tests_are_there_and_keep_a_case_and_leave_one_out():
-    for line in tiers.listed(tiers.SAMPLED):
-        test, n = line.rsplit(" ", 1)
+    for test, n in tiers.numbered(tiers.SAMPLED).items():
         file, _, name = test.partition("::")
-        assert name in defined(file), line
-        assert int(n) > 1, line
+        assert name in defined(file), test
+        assert n > 1, test

@@ -6,8 +6,9 @@ name of a fixture stands for all tests that use it: else the first one that runs
 tests of many cases, each with a number n: each n-th of its cases stays in the default suite, and the others are
 exhaustive. Lines that begin with # are comments.
 
-The tests of `in_turn.txt` take half of all the time. A run takes one of four parts of them. The number of commits says
-which, so that a commit has the same tests everywhere, and runs of four commits in a row have all.
+The tests of `in_turn.txt` take most of the time. Each line there ends with the seconds that it takes. They are dealt to
+TURNS parts that take equally long, and a run takes one of these. The number of commits says which, so that a commit has
+the same tests everywhere, and runs of TURNS commits in a row have all.
 
 Processes are seen in the code of a test, of its fixtures, and of what both call here in the tests. A test that starts
 them otherwise is marked by hand: `@pytest.mark.subprocess`.
@@ -15,9 +16,8 @@ them otherwise is marked by hand: `@pytest.mark.subprocess`.
 
 import inspect
 import subprocess
-import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
@@ -28,7 +28,7 @@ import pytest
 HERE = Path(__file__).parent
 EXHAUSTIVE, SLOW, SAMPLED = HERE / "exhaustive.txt", HERE / "slow.txt", HERE / "sampled.txt"
 IN_TURN = HERE / "in_turn.txt"
-TURNS = 4
+TURNS = 6
 # Names that only code that starts processes has.
 STARTERS = {"subprocess", "Popen", "fork", "ProcessPoolExecutor", "get_context", "posix_spawn"}
 COLLECTED = pytest.StashKey[set[str]]()
@@ -41,9 +41,15 @@ def listed(path: Path) -> frozenset[str]:
     return frozenset(line for line in lines if line and not line.startswith("#"))
 
 
+@cache
+def numbered(path: Path) -> Mapping[str, int]:
+    """Return the tests that a list names, each with the number at the end of its line."""
+    return {test: int(number) for test, number in (line.rsplit(" ", 1) for line in listed(path))}
+
+
 def sampled(items: Sequence[pytest.Item], path: Path = SAMPLED) -> set[pytest.Item]:
     """Return the cases that stay out of the default suite, of tests of which each n-th case stays in it."""
-    every = {test: int(n) for test, n in (line.rsplit(" ", 1) for line in listed(path))}
+    every = numbered(path)
     met: Counter[str] = Counter()
     left_out = set()
     for item in items:
@@ -83,18 +89,36 @@ def asked_git(*arguments: str, folder: Path = HERE) -> str:
 
 
 def waiting(items: Sequence[pytest.Item], turn: int | None) -> set[pytest.Item]:
-    """Return those of the tests that run in turn of which it is not the turn. A test's name says which one it has."""
+    """Return those of the tests that run in turn of which it is not the turn."""
     if turn is None:
         return set()
-    ours = [item for item in items if is_listed(IN_TURN, item)]
-    return {item for item in ours if zlib.crc32(item.nodeid.encode()) % TURNS != turn}
+    its = dealt(numbered(IN_TURN))
+    return {
+        item
+        for item in items
+        if (ours := [its[name] for name in names_of(item) if name in its]) and turn not in ours
+    }
 
 
-def is_listed(path: Path, item: pytest.Item) -> bool:
-    """Say whether the list names a test, this case of it, its file, or a fixture of it."""
-    names = {item.nodeid, test_of(item.nodeid), item.nodeid.partition("::")[0]}
-    names |= {f"{fixture.baseid}::{fixture.argname}" for fixture in _fixtures(item)}
-    return not listed(path).isdisjoint(names)
+def dealt(seconds: Mapping[str, int]) -> dict[str, int]:
+    """Return the turn of each entry of a list: the dearest first, each to the turn that has least so far."""
+    sums = [0] * TURNS
+    found = {}
+    for entry in sorted(seconds, key=lambda entry: (-seconds[entry], entry)):
+        found[entry] = turn = sums.index(min(sums))
+        sums[turn] += seconds[entry]
+    return found
+
+
+def is_listed(entries: Collection[str], item: pytest.Item) -> bool:
+    """Say whether a list names a test, this case of it, its file, or a fixture of it."""
+    return any(name in entries for name in names_of(item))
+
+
+def names_of(item: pytest.Item) -> list[str]:
+    """Return all names by which a list may mean a test."""
+    fixtures = [f"{fixture.baseid}::{fixture.argname}" for fixture in _fixtures(item)]
+    return [item.nodeid, test_of(item.nodeid), item.nodeid.partition("::")[0], *fixtures]
 
 
 def test_of(nodeid: str) -> str:
@@ -116,12 +140,13 @@ def mark(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark all tests, and leave out the exhaustive ones and those that wait, unless one is asked for by its name."""
     config.stash[COLLECTED] = {item.nodeid for item in items}
     for item in items:
-        if is_listed(EXHAUSTIVE, item):
+        if is_listed(listed(EXHAUSTIVE), item):
             item.add_marker(pytest.mark.exhaustive)
     for item in sampled([item for item in items if not item.get_closest_marker("exhaustive")]):
         item.add_marker(pytest.mark.exhaustive)
     for item in items:
-        if is_listed(SLOW, item) or is_listed(IN_TURN, item) or item.get_closest_marker("exhaustive"):
+        is_slow = is_listed(listed(SLOW), item) or is_listed(numbered(IN_TURN), item)
+        if is_slow or item.get_closest_marker("exhaustive"):
             item.add_marker(pytest.mark.slow)
         if any(starts_processes(function) for function in _functions(item)):
             item.add_marker(pytest.mark.subprocess)
