@@ -11,7 +11,14 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    CanineConfig,
+    CanineForSequenceClassification,
+    PreTrainedTokenizerFast,
+)
 
 from confide.clipping import ClippedSum
 from confide.config import registry
@@ -425,3 +432,11 @@ def test_a_tokenizer_that_encodes_all_to_one_kind_is_refused(tmp_path):
     )
     with pytest.raises(InputError, match=r"tokenizer: the tokenizer of .* to 10 tokens of one kind"):
         models.load_tokenizer(config("bundled", tokenizer=str(tmp_path)))
+
+
+def test_a_model_that_does_not_tell_its_vocabulary_is_refused_by_name(tmp_path):
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    canine = CanineConfig(**sizes, num_hash_buckets=16, upsampling_kernel_size=2, max_position_embeddings=32)
+    CanineForSequenceClassification(canine).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"^model: canine models do not say how many tokens"):
+        models.load_model(config(tmp_path, "classification"), 2, 10)

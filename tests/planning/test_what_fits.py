@@ -1,12 +1,14 @@
 """`confide init --model`: how a base is held so that a step fits, and what the first config says of it."""
 
 import pytest
+from transformers import BltConfig, GPT2Config
 
 from confide.config.loading import check, load
 from confide.models import loading as models
 from confide.planning import what_fits as planning
-from confide.planning.cost import Size
+from confide.planning.cost import Size, layers_and_width
 from confide.planning.memory import memory
+from confide.utils.errors import InputError
 from tests.command import World, confide, refused, tiny_model
 
 
@@ -91,3 +93,9 @@ def test_a_model_that_is_none_is_refused_and_nothing_is_written(world):
         confide("init", world.text, "--out", out, "--yes", "--model", world.folder / "absent"), "model:", 1
     )
     assert not out.exists()
+
+
+def test_a_config_that_tells_no_layers_and_no_width_is_refused():
+    assert layers_and_width(GPT2Config(n_layer=3, n_embd=12)) == (3, 12)
+    with pytest.raises(InputError, match="nothing can be planned for blt models"):
+        layers_and_width(BltConfig())

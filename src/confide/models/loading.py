@@ -241,6 +241,21 @@ def _load(
     return adapted, {} if held is None else held.detach(adapted)
 
 
+def vocabulary_of(model: Any) -> int:
+    """Return how many tokens a model has embeddings for.
+
+    Raises:
+        InputError: it does not say which its token embeddings are, or they do not say how many they are.
+    """
+    try:
+        return int(model.get_input_embeddings().num_embeddings)
+    except (AttributeError, NotImplementedError):  # as of Canine, which hashes characters, and of I-BERT
+        raise InputError(
+            f"model: {model.config.model_type} models do not say how many tokens they have embeddings for; choose one "
+            "with a common table of token embeddings"
+        ) from None
+
+
 def positions(settings: Any) -> int | None:
     """Return how many tokens a model of this config can read, or None if that is not limited."""
     own = settings.get_text_config() if hasattr(settings, "get_text_config") else settings
@@ -294,7 +309,7 @@ def _fit_vocabulary(model: Any, config: "Config", vocabulary: int | None) -> Non
         tokenizer = _plain_tokenizer(config)
         real = sorted(set(tokenizer.get_vocab().values()))
         model.added_tokens = tuple(_add_tokens(tokenizer, config))
-    entries, new = model.get_input_embeddings().num_embeddings, list(model.added_tokens)
+    entries, new = vocabulary_of(model), list(model.added_tokens)
     before = len(real) if vocabulary is None else vocabulary - len(new)
     before = max(before, *(last + 1 for last in real[-1:]), 0)
     if before > entries:

@@ -8,6 +8,7 @@ from torch import nn
 from confide.models import loading as models
 from confide.models.quantised import bits, quantised
 from confide.training.optimisation import has_part
+from confide.utils.errors import InputError
 
 ATTENTION = ("*attn", "*attention")
 """The words of `privacy.scales` for what models call their attention: attn, self_attn, self_attention and others."""
@@ -39,7 +40,7 @@ class Size:
     @classmethod
     def of(cls, model: nn.Module) -> "Size":
         whole = cast(Any, model)
-        settings = whole.config.get_text_config()
+        layers, width = layers_and_width(whole.config)
         packed = sum(
             layer.weight.numel() for _, layer in quantised(model) if bits(layer) == 4
         )  # two in a byte
@@ -48,9 +49,9 @@ class Size:
         return cls(
             parameters=sum(p.numel() for p in model.parameters()) + packed,
             trainable=sum(p.numel() for p in trainable.values()),
-            layers=settings.num_hidden_layers,
-            width=settings.hidden_size,
-            vocabulary=whole.get_input_embeddings().num_embeddings,
+            layers=layers,
+            width=width,
+            vocabulary=models.vocabulary_of(model),
             held_bytes=sum(p.nbytes for p in model.parameters()),
             attention=next(words, None),
             is_tied=len(models.token_tables(model)) < 2,
@@ -59,3 +60,19 @@ class Size:
     def operations(self, tokens: float) -> float:
         """Count operations: forward 2, backward 4 per weight and token (Kaplan et al. 2020), without attention."""
         return 6.0 * self.parameters * tokens
+
+
+def layers_and_width(config: Any) -> tuple[int, int]:
+    """Return the number of layers, and the width, of the text model that a config of transformers describes.
+
+    Raises:
+        InputError: it does not name them, as configs of byte models with several stages, or it has several text models.
+    """
+    try:
+        settings = config.get_text_config()
+        return settings.num_hidden_layers, settings.hidden_size
+    except (AttributeError, ValueError):
+        raise InputError(
+            f"model: nothing can be planned for {config.model_type} models, whose config does not say how many layers "
+            "there are and how wide they are (num_hidden_layers, hidden_size); choose another model"
+        ) from None

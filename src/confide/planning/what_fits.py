@@ -14,7 +14,7 @@ from confide.models import files as model_files
 from confide.models import loading as models
 from confide.models.base import DTYPES
 from confide.models.names import location
-from confide.planning.cost import Size
+from confide.planning.cost import Size, layers_and_width
 from confide.planning.memory import Memory, memory
 from confide.training.memory_fit import SHARE
 from confide.utils import memory as machine
@@ -100,7 +100,7 @@ def what_fits(model: str, max_length: int, rank: int) -> Fits:
     quantisable = sum(weight.numel() for weight in inner)
     everything = sum(p.numel() for p in shell.parameters())
     trainable = rank * sum(sum(weight.shape) for weight in inner)
-    settings = shell.config.get_text_config()
+    layers, width = layers_and_width(shell.config)
     ways = []
     for base in _ORDER[device.type]:
         each = DTYPES[base.precision].itemsize
@@ -109,9 +109,9 @@ def what_fits(model: str, max_length: int, rank: int) -> Fits:
         size = Size(
             everything,
             trainable,
-            settings.num_hidden_layers,
-            settings.hidden_size,
-            shell.get_input_embeddings().num_embeddings,
+            layers,
+            width,
+            models.vocabulary_of(shell),
             int(held) + 4 * trainable,
         )
         ways.append(Way(base, memory(config.model_copy(update={"base": base}), size)))
