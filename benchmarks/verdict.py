@@ -3,7 +3,7 @@
     python benchmarks/verdict.py
 
 Nothing is trained: the runs lie in `studies/measured`. The gain is that of the best training without privacy of the
-same study and text. Where that had settings that were chosen with privacy, the share is too large.
+same study and text. Where all of these had settings that were chosen with privacy, the share is too large.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Kept:
         way: as in the study's table.
         noise: of a step, in lengths of the gradient.
         share: of the gain in loss without privacy.
-        is_tuned: whether training without privacy had settings of its own.
+        is_tuned: whether some training without privacy had settings of its own.
     """
 
     study: str
@@ -68,6 +68,7 @@ def _of_grids(size: Size) -> Iterator[Kept]:
         for grid in study.grids(Work(None, Path(), Scale.FULL)):
             (text,) = grid.texts
             twin = best_twin(rows, text)
+            is_tuned = any(row["text"] == text and str(row["arm"]).endswith(TUNED) for row in rows)
             for arm in grid.arms:
                 for epsilon in users.values(rows, EPSILON):
                     shares = gained(rows, text, arm.name, epsilon, twin) if math.isfinite(epsilon) else {}
@@ -75,7 +76,7 @@ def _of_grids(size: Size) -> Iterator[Kept]:
                         continue
                     noise = _noise(rows, text, arm.name, epsilon, {**grid.keys, **arm.keys}, size)
                     share = mean(shares.values())
-                    yield Kept(study.STUDY.name, text, arm.name, epsilon, noise, share, twin.endswith(TUNED))
+                    yield Kept(study.STUDY.name, text, arm.name, epsilon, noise, share, is_tuned)
 
 
 def _noise(

@@ -62,7 +62,7 @@ _SIZES: Mapping[Scale, dict[str, Any]] = {
         "arms": (PLAIN, CHOSEN, EPOCHS),
         "kept": {KEPT: (4e-3, 6e-3, 9e-3), COMMON: (6e-3, 7.5e-3, 9e-3)},
         "tunes_twins": False,
-        "twins": (1e-3, 2e-3, 3e-3),  # 4e-3 breaks down: the arms' own twins, which have it, show that
+        "twins": (1e-3, 2e-3, 3e-3),  # of the plain one; 4e-3 breaks down, as the arms' own twins show
         "micro_tokens": 32_768,
     },
 }
@@ -107,8 +107,8 @@ def grids(work: Work) -> list[Grid]:
     for name, rates in size["kept"].items():
         found.append(replace(private, arms=(_arm(name, size, {"train.learning_rate": rates}),)))
     if rates := size["twins"]:
-        twins = (_arm(name, size, {"train.learning_rate": rates}) for name in (PLAIN, CHOSEN))
-        found.append(replace(bare, arms=tuple(replace(arm, name=arm.name + TUNED) for arm in twins)))
+        plain = replace(_arm(PLAIN, size, {"train.learning_rate": rates}), name=PLAIN + TUNED)
+        found.append(replace(bare, arms=(plain,)))
     return found
 
 
@@ -179,15 +179,20 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
         itself, changed, replaced = _WORDS[arm]
         found += [
             Finding(
-                f"At epsilon {target(epsilon)}, {itself} has {wanted:.0%} of what the best of these recipes gains "
-                "without privacy.",
+                f"At epsilon {target(epsilon)}, {itself} has {wanted:.0%} of what {whose} gains without privacy{how}.",
                 place,
                 _SHARE,
-                tuple(gained(rows, text, arm, epsilon, best_twin(rows, text)).values()),
+                tuple(gained(rows, text, arm, epsilon, twin).values()),
                 low=wanted,
-                family="share of the best",
+                family=family,
                 unit="share",
+                is_late=twin == PLAIN + TUNED,
             )
+            for whose, how, twin, family in (
+                ("the best of these recipes", "", best_twin(rows, text), "share of the best"),
+                ("the plain recipe", ", tuned for that", PLAIN + TUNED, "share of plain"),
+            )
+            if _is_measured(rows, twin)
             for epsilon, wanted in OF_PLAIN.items()
             if epsilon in epsilons
         ]
@@ -229,6 +234,8 @@ def tables(rows: Sequence[Row]) -> list[Table]:
         "against two chunks",
     ]
     heads.append("share of the gain of the best without privacy")
+    if has_plain := _is_measured(rows, PLAIN + TUNED):
+        heads.append("share of the gain of two chunks, tuned without privacy")
     cells = []
     for arm in _arms(rows):
         for epsilon in _private(rows):
@@ -246,6 +253,7 @@ def tables(rows: Sequence[Row]) -> list[Table]:
                     perplexity(users.at(rows, text, arm, epsilon)),
                     change(users.gap(rows, text, arm, PLAIN, epsilon)) if arm != PLAIN else "",
                     percents(gained(rows, text, arm, epsilon, best_twin(rows, text))),
+                    *([percents(gained(rows, text, arm, epsilon, PLAIN + TUNED))] * has_plain),
                 ]
             )
         for twin in (arm, arm + TUNED):
@@ -258,12 +266,12 @@ def tables(rows: Sequence[Row]) -> list[Table]:
                     "",
                     users.settings(rows, text, twin, float("inf")),
                     perplexity(users.at(rows, text, twin, float("inf"))),
-                    *[""] * 2,
+                    *[""] * (2 + has_plain),
                 ]
             )
     note = (
-        "Without privacy an arm has the same draws, and the settings that were chosen with privacy; tuned for itself "
-        "it has those that were chosen without, which was not measured at `full`. The best without privacy is the "
+        "Without privacy an arm has the same draws, and the settings that were chosen with privacy; tuned without "
+        "privacy it has those that were chosen so. The best without privacy is the "
         "best of all these on the test; others broke down with settings that were chosen with privacy. Once an epoch "
         "computes up to 4% more rows. Intervals are of 95% over run keys."
     )
@@ -272,6 +280,8 @@ def tables(rows: Sequence[Row]) -> list[Table]:
             " Recipes with bins that are kept came later. They had three rates in place of ten settings, and trained "
             "on a CPU."
         )
+    if has_plain and not _is_measured(rows, CHOSEN + TUNED):
+        note += " So did two chunks, tuned without privacy. No other recipe was tuned so."
     return [Table("Ways to spend the same compute", heads, cells, note)]
 
 
