@@ -3,7 +3,8 @@
 A log is the output of `python -m pytest -n 2 --dist worksteal --turn all --durations 0`, or of a part of it. A test of
 the default suite runs in turn if it takes DEAR seconds or more. Entries that no log has keep their seconds; one that
 became cheap leaves the list. A fixture that many tests share counts for the test that happens to run first, so a dear
-one is put into the list by hand, as `tests/test_file.py::fixture 40`: it stays there.
+one is put into the list by hand, as `tests/test_file.py::fixture 40`: it stays there. Then take out the test to which
+its time was counted.
 """
 
 import argparse

@@ -93,11 +93,13 @@ def waiting(items: Sequence[pytest.Item], turn: int | None) -> set[pytest.Item]:
     if turn is None:
         return set()
     its = dealt(numbered(IN_TURN))
-    return {
-        item
-        for item in items
-        if (ours := [its[name] for name in names_of(item) if name in its]) and turn not in ours
-    }
+
+    def turn_of_item(
+        item: pytest.Item,
+    ) -> int:  # that of a fixture, if one is listed: else it would be made in two turns
+        return next((its[name] for name in reversed(names_of(item)) if name in its), turn)
+
+    return {item for item in items if turn_of_item(item) != turn}
 
 
 def dealt(seconds: Mapping[str, int]) -> dict[str, int]:
