@@ -24,6 +24,7 @@ Made by `python -m scripts.command_reference > docs/cli.md`; do not edit by hand
 | 2 | the input is at fault; the message names the key, the file or the row: [error messages](troubleshooting.md) |
 | 3 | a fault of confide |
 | 130 | stopped by Ctrl-C; the same command goes on |
+| 141 | whoever read the output ended first, as `head` does in a pipe |
 """
 
 

@@ -255,6 +255,8 @@ def test_what_is_asked(world, name):
 TYPED: dict[str, tuple[tuple[str, ...], str]] = {
     "a config that is not there": (("train", "mails.toml"), r"mails\.toml: no such config file$"),
     "another ending": (("train", "config.yml"), r"config\.yml: no such config file, did you mean config\.yaml\?"),
+    "a config that nobody wrote": (("train", "text.yaml"), r"text\.yaml: no such config file; `confide init text\.jsonl --out text\.yaml` writes one"),
+    "a run folder that cannot be": (("prepare", "config.yaml", "run=/proc/nowhere/run"), r"run: /proc/nowhere/run cannot be made: No such file"),
     "a folder that is not there": (("plan", "runs/config.yaml"), r"runs/config\.yaml: no such config file \(nor is there a folder runs\)"),
     "the text for the config": (("train", "text.jsonl"), r"text\.jsonl"),
     "an override without =": (("train", "config.yaml", "privacy.epsilon", "3"), r"'privacy\.epsilon': an override is key=value, for example privacy\.epsilon=3"),
@@ -262,7 +264,7 @@ TYPED: dict[str, tuple[tuple[str, ...], str]] = {
     "an override below a value": (("plan", "config.yaml", "train.steps.more=3"), r"'train\.steps\.more=3': steps is not a section"),
     "a number that is none": (("train", "config.yaml", "train.steps=ten"), r"train\.steps: 'ten' is not valid"),
     "eval of a config": (("eval", "config.yaml"), r"config\.yaml is a config; give its run folder, which is .*run"),
-    "eval of nothing": (("eval", "nowhere"), r"nowhere: not a run folder"),
+    "eval of nothing": (("eval", "nowhere"), r"nowhere: not a run folder: there is no such folder"),
     "eval of some folder": (("eval", "."), r"\.: nothing was trained here yet"),
     "eval of a twin that is not there": (("eval", "run", "--twin"), r"run: no twin was trained here"),
     "quickstart in a file": (("quickstart", "--folder", "text.jsonl"), r"text\.jsonl"),
@@ -284,6 +286,24 @@ def test_typed(world, name):
 def test_eval_of_what_was_only_prepared(world, base):
     assert confide("prepare", world.path).code == 0
     refused(confide("eval", world.run, *base), r"run: nothing was trained here yet")
+
+
+def test_a_folder_of_runs_names_them(world):
+    runs = world.folder / "runs"
+    (runs / "mail").mkdir(parents=True)
+    (runs / "mail" / "config.yaml").write_bytes(world.path.read_bytes())
+    for verb in ("report", "eval", "audit"):
+        refused(
+            confide(verb, runs), r"runs: not a run folder, but one that holds runs: mail; give one of them"
+        )
+
+
+def test_a_run_in_the_home_folder_lies_there(world, monkeypatch):
+    """A shell leaves the tilde of `run=~/mail` as it is."""
+    monkeypatch.setenv("HOME", str(world.folder / "home"))
+    assert confide("prepare", world.path, "run=~/mail").code == 0
+    assert (world.folder / "home" / "mail" / "data").is_dir()
+    assert not (world.folder / "~").exists()
 
 
 def test_eval_without_anything_held_out(world):

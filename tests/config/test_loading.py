@@ -136,7 +136,15 @@ FILES = [
     ("data:\n  train: a\n  train: b\n", "key 'train' stands twice, again at line 3"),
     ("privacy: {epsilon: 8}\n", "data: is missing"),
     ("data: {unit: a}\nprivacy: {epsilon: 8}\n", "data.train: is missing (what to read)"),
-    ("data:\n\ttrain: a\n", "not valid YAML"),
+    ("data:\n\ttrain: a\n", "indent with spaces, not tabs"),
+    ("data: {train: a}\nrun:here\nmodel: b\n", " line 2: not valid YAML"),
+    ("data: {train: a}\nrun:here\nmodel: b\n", "; a key is followed by a colon and a space"),
+    ('run: "here\nmodel: b\n', " line 1: not valid YAML"),
+    ('run: "here\nmodel: b\n', "; the quote that opens in this line is not closed"),
+    ('run: "C:\\data"\n', "; in double quotes a backslash has a meaning"),
+    ("data:\n  text: {subject} {body}\n", "; put text with braces, brackets or quotes in quotes as a whole"),
+    ("data:\n  train: a\n   unit: b\n", "line 3: "),
+    ("data:\n  train: a\n unit: b\n", "; this line begins further to the right than those of its section"),
 ]
 
 

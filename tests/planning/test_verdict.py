@@ -50,7 +50,10 @@ def judged(
 
 
 def test_an_epsilon_that_protects_little_is_called_so():
-    assert ", which protects little: " in judged(500, epsilon=30.0)["words"][0]
+    assert ", which protects little: " in judged(500, epsilon=15.0)["words"][0]
+    nothing = judged(500, epsilon=1e6)
+    assert nothing["grade"] == "hardly any protection"
+    assert ", which protects next to nothing: " in nothing["words"][0]
     assert "protects little" not in judged(500, epsilon=10.0)["words"][0]
 
 

@@ -177,8 +177,9 @@ def test_a_large_delta_or_a_worse_epsilon_of_some_is_weak():
     assert strength(dataclasses.replace(claim, delta=0.3)).startswith("Weakly")
     assert strength(dataclasses.replace(claim, delta=1e-4, units=101)).startswith("Weakly")
     assert strength(dataclasses.replace(claim, delta=1e-9)).startswith("Strongly")
-    some = dataclasses.replace(claim, delta=1e-9, estimates=("so",), epsilons=(("for some", 30.0),))
+    some = dataclasses.replace(claim, delta=1e-9, estimates=("so",), epsilons=(("for some", 15.0),))
     assert strength(some).startswith("Weakly")
+    assert strength(dataclasses.replace(some, epsilon=30.0)).startswith("Hardly at all")
 
 
 def test_nothing_that_makes_a_claim_weak_hides_behind_a_small_epsilon():

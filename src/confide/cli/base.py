@@ -4,6 +4,7 @@ import errno
 import functools
 import json
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -155,7 +156,7 @@ class Stopped(Exception):
 
 
 def verb(function: Callable[..., None]) -> Callable[..., None]:
-    """Map results to exit codes: 0 done, 1 check failed, 2 input at fault, 3 internal error, 130 stopped."""
+    """Map results to exit codes: 0 done, 1 check failed, 2 input at fault, 3 our fault, 130 stopped, 141 unread."""
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -177,8 +178,11 @@ def verb(function: Callable[..., None]) -> Callable[..., None]:
             end(130, "stopped; run the same command again to go on")
         except typer.Exit:
             raise
-        except BrokenPipeError:
-            raise  # the reader of our output has gone, as in `confide plan mail.yaml | head`
+        except BrokenPipeError:  # the reader of our output has gone, as in `confide plan mail.yaml | head`
+            os.dup2(
+                os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+            )  # what is left is flushed at the end
+            raise typer.Exit(128 + signal.SIGPIPE) from None
         except Exception as error:
             if isinstance(error, OSError) and error.errno in _OUTSIDE:
                 end(2, on_one_line(f"{error.filename or 'the run folder'}: {error.strerror}"))

@@ -26,6 +26,7 @@ from confide.config.schema import Config
 from confide.config.sections import schema_for
 from confide.utils.errors import Faults, InputError
 
+_ENDINGS = (".yaml", ".yml")
 _DEEPEST = 8  # sections within one another that an override may name; there are three
 _MOST = 20  # faults that are shown
 _FIRST = ("train", "privacy", "data")  # sections that are meant most often
@@ -74,7 +75,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
 
 def _perhaps_text(path: Path) -> str:
     """Return a hint for whoever names the text to train on where a config belongs."""
-    if path.suffix in {".yaml", ".yml"}:
+    if path.suffix in _ENDINGS:
         return ""
     return f". If this is text to train on, `confide init {path}` writes a config for it"
 
@@ -103,12 +104,16 @@ def _text(path: Path) -> str:
 
 
 def _near(path: Path) -> str:
-    """Return the config file that was probably meant, if there is one of a similar name."""
+    """Return the config file that was probably meant, or how to write it for text of the same name."""
     try:
         names = [entry.name for entry in path.parent.iterdir() if entry.is_file()]
     except OSError:
         return f" (nor is there a folder {path.parent})"
-    close = difflib.get_close_matches(path.name, names, 1, 0.6)
+    configs = [name for name in names if name.endswith(_ENDINGS)]
+    close = difflib.get_close_matches(path.name, configs, 1, 0.6)
+    text = [name for name in names if Path(name).stem == path.stem and not name.endswith(_ENDINGS)]
+    if text and path.suffix in _ENDINGS:
+        return f"; `confide init {path.with_name(text[0])} --out {path}` writes one"
     return f", did you mean {path.with_name(close[0])}?" if close else ""
 
 

@@ -22,6 +22,25 @@ _TAG = "tag:yaml.org,2002:"
 _TAGS = frozenset(_TAG + kind for kind in ("null", "bool", "int", "float", "str", "seq", "map", "merge"))
 
 
+_HINTS = (
+    (r"'\\t'", False, "indent with spaces, not tabs"),
+    (r"could not find expected ':'", True, "a key is followed by a colon and a space"),
+    (r"quoted scalar.*end of stream", True, "the quote that opens in this line is not closed"),
+    (
+        r"found unknown escape character",
+        False,
+        "in double quotes a backslash has a meaning: take single quotes",
+    ),
+    (
+        r"but found '<block mapping start>'",
+        False,
+        "this line begins further to the right than those of its section",
+    ),
+    (r"but found '(\{|<scalar>|\[)'", False, "put text with braces, brackets or quotes in quotes as a whole"),
+)
+"""What the parser says, whether the fault lies where it began to read and not where it gave up, and what to do."""
+
+
 class _Loader(yaml.SafeLoader):
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -123,12 +142,11 @@ def read(text: str) -> Any:
         line = text.count("\n", 0, error.position) + 1
         raise InputError(f"line {line}: not valid YAML: the character {_code(error.character)}") from None
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = f"line {mark.line + 1}: " if mark else ""
         said = ", ".join(filter(None, [error.context, error.problem]))
-        if "'\\t'" in said:
-            said += "; indent with spaces, not tabs"
-        raise InputError(f"{place}not valid YAML: {said}") from None
+        begins, hint = next((found[1:] for found in _HINTS if re.search(found[0], said)), (False, ""))
+        mark = error.context_mark if begins else error.problem_mark or error.context_mark
+        place = f"line {mark.line + 1}: " if mark else ""
+        raise InputError(f"{place}not valid YAML: {said}{hint and f'; {hint}'}") from None
 
 
 def name(key: str) -> str:

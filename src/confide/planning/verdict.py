@@ -10,7 +10,7 @@ from confide.planning.progress import gradients_in_noise, signal
 from confide.privacy import mechanisms
 from confide.privacy.correlated_noise import INDEPENDENT, compared_rates
 from confide.privacy.mechanisms.base import Mechanism
-from confide.privacy.strength import REASONABLE
+from confide.privacy.strength import HARDLY, REASONABLE
 from confide.utils.rounding import at_most
 
 if TYPE_CHECKING:
@@ -31,9 +31,12 @@ FAR = 2.0
 GRADES = {"most": "good", "part": "costly", "little": "poor"}
 """What to expect, in a word."""
 
+UNPROTECTED = "hardly any protection"
+"""The word where epsilon is so large that it does not matter what to expect."""
+
 _MEASURED = (
     "measured with the bundled model, as shares of what training without privacy gains: on posts 86% at 1.0 times "
-    "and 82% at 2.3, on mail 43% at 16 (all three too high: training without privacy was not tuned), on made-up "
+    "and 82% at 2.3, on mail 43% at 16 (too high: training without privacy was not tuned), on made-up "
     "customers 43% and 46% at 3 and 19% at 29, with correlated noise and `privacy.scales` 55% to 64% at 1.5 to 2.1, "
     "and with `privacy.common_tokens` as well 67% and 68% at 1.5, in one run each; a rule of thumb for other models, "
     "adapters and texts"
@@ -69,7 +72,7 @@ def verdict(config: "Config", shape: Shape, size: "Size", chosen: "PlannedSettin
     return {
         "noise_over_gradient": times,
         "expect": expect,
-        "grade": GRADES[expect],
+        "grade": GRADES[expect] if _protects(chosen.epsilon) else UNPROTECTED,
         "units_for_part": units["part"],
         "units_for_most": units["most"],
         "learning_rate": rate,
@@ -93,6 +96,10 @@ def _on_rate(by_rule: float | None, own: float, untried: list[str]) -> list[str]
     return [
         f"the learning rate is {own:g}; by the same rule about {by_rule:g} suits these steps and this noise{but}"
     ]
+
+
+def _protects(epsilon: float | str | None) -> bool:
+    return not isinstance(epsilon, float) or epsilon <= HARDLY
 
 
 def _left_in_weights(mechanism: Mechanism) -> float:
@@ -133,7 +140,7 @@ def _in_words(
 ) -> list[str]:
     target = f" for epsilon {at_most(epsilon, 3)}" if isinstance(epsilon, float) else ""
     if isinstance(epsilon, float) and epsilon > REASONABLE:
-        target += ", which protects little"
+        target += ", which protects little" if _protects(epsilon) else ", which protects next to nothing"
     many = f"{units:,} {noun}{'s' * (units != 1)}"
     if expect == "most":
         return [

@@ -7,6 +7,9 @@ from confide.utils.rounding import at_least, at_most
 STRONG, REASONABLE = 1.0, 10.0
 """Greatest epsilon of the first and of the second tier of Ponomareva et al. 2023 ("How to DP-fy ML"), section 5.2."""
 
+HARDLY = 20.0
+"""Above this epsilon a claim says next to nothing: our choice. A guess of one in 480 million may become certain."""
+
 LARGE = 1e-3
 """A delta above this is large however many units there are."""
 

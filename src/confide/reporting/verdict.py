@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from confide.privacy.guarantee import PUBLISHED_KEY, Guarantee
-from confide.privacy.strength import MISSED, REASONABLE, STRONG, TAUGHT
+from confide.privacy.strength import HARDLY, MISSED, REASONABLE, STRONG, TAUGHT
 from confide.reporting.facts import Facts, Measured
 from confide.reporting.happened import Course
 from confide.training.metrics import gap_closed
@@ -173,7 +173,7 @@ def strength(guarantee: Guarantee) -> str:
     worst = max(guarantee.epsilon, *(value for _, value in guarantee.epsilons), 0.0)
     word = "Strongly" if worst <= STRONG else "Reasonably"
     if worst > REASONABLE or guarantee.doubts():
-        word = "Weakly"
+        word = "Hardly at all" if worst > HARDLY else "Weakly"
     alone = any(line.startswith(TAUGHT) for line in guarantee.not_covered)
     return f"{word}{' for this run alone' if alone else ''}, {kind}"
 
@@ -199,7 +199,7 @@ def advice(facts: Facts) -> list[str]:
         )
     if guarantee.notion in _OF_WHAT_WAS_FOUND:
         found.append("Treat all text that was not marked as if it stood in the model.")
-    elif strength(guarantee).startswith("Weakly"):
+    elif strength(guarantee).startswith(("Weakly", "Hardly")):
         found.append("The claim is weak. Treat the model as personal data.")
     found += guarantee.weakness()
     if facts.course is not None:

@@ -13,7 +13,7 @@ import fcntl
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,6 +57,18 @@ _FIRST: dict[tuple[str, ...], str] = {("train", "optimizer"): "adamw"}
 # Files that mark a folder as a run's: the first of these is written before anything else. A config or a folder of data
 # may be the user's own.
 _OWN = (".lock", "key", "ledger.jsonl", f"data/{RECORD}")
+
+
+def _what_lacks(root: Path) -> str:
+    """Say what is wrong with a folder that should be that of a run and has no config."""
+    if (root / "data").is_dir():
+        return "nothing was trained here yet (it has no config.yaml); `confide train` with its config comes first"
+    if not root.exists():
+        return "not a run folder: there is no such folder; give the `run` of a trained config"
+    with suppress(OSError):
+        if within := sorted(each.parent.name for each in root.glob("*/config.yaml"))[:5]:
+            return f"not a run folder, but one that holds runs: {', '.join(within)}; give one of them"
+    return "not a run folder (it has no config.yaml); give the `run` of a trained config"
 
 
 def _is_marked(folder: Path) -> bool:
@@ -103,7 +115,7 @@ class Run:
     def __init__(self, config: Config, twin: bool = False, given: Given | None = None):
         self.config = config
         self.given = given or Given()
-        self.root = Path(config.run)
+        self.root = Path(config.run).expanduser()
         self.folder = self.root / "twin" if twin else self.root
         self.twin = twin
 
@@ -140,7 +152,7 @@ class Run:
         Raises:
             InputError: there is no run.
         """
-        root = Path(folder)
+        root = Path(folder).expanduser()
         path = root / "config.yaml"
         if root.is_file() and root.suffix in (".yaml", ".yml"):
             raise InputError(f"{root} is a config; give its run folder, which is {load(root).run}")
@@ -151,8 +163,7 @@ class Run:
             )
         refuse_twin(root)
         if not path.is_file():
-            trained = "nothing was trained here yet" if (root / "data").is_dir() else "not a run folder"
-            raise InputError(f"{root}: {trained} (it has no config.yaml); give the `run` of a trained config")
+            raise InputError(f"{root}: {_what_lacks(root)}")
         config = load(path)
         run = cls(config.model_copy(update={"run": str(root)}), twin, given)
         if twin and not run.folder.is_dir():
@@ -173,8 +184,11 @@ class Run:
                 close_to_others(folder)
         except (FileExistsError, NotADirectoryError):
             raise InputError(
-                f"run: {self.root} is not a folder that can be made: it, or a part of its path, is a file"
+                f"run: {self.root} is not a folder that can be made: it, or a part of its path, is a file, or a link "
+                "to nothing"
             ) from None
+        except OSError as error:
+            raise InputError(f"run: {self.root} cannot be made: {error.strerror}") from None
         for path in self._private():
             close_to_others(path)
 
@@ -221,7 +235,7 @@ class Run:
             if differing:
                 raise InputError(
                     f"{self.folder} holds a run with another config (differs in {', '.join(differing)}): "
-                    "choose another `run` folder, or remove this one"
+                    "choose another `run` folder. A second model of the same people gives away more about them than one"
                 )
         write_text(self.config_path, self.config.to_yaml())
         if self.given:
