@@ -293,7 +293,11 @@ def test_the_verdict_of_a_plan_is_held_against_what_studies_kept(capsys: pytest.
     for _, words, share, tuned, *_ in cells:
         low, high = SHARES[words]
         if tuned == "for itself":  # the others are too high
-            assert low <= float(share.rstrip("%")) / 100 <= high
+            assert low <= float(share.rstrip("%")) / 100
+        if (
+            words == "little" and tuned == "for itself"
+        ):  # a plan promises a quarter or more of a part, and no limit
+            assert float(share.rstrip("%")) / 100 <= high
 
 
 def test_the_rule_for_rates_is_held_against_every_way_that_was_tried(

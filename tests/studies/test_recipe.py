@@ -70,16 +70,22 @@ def test_claims_of_the_recipe_follow_the_outcome():
     found = judged(recipe.findings(outcome(plain=5.3, chosen=5.6, tuned=5.2)))
     assert [each.verdict for each in found] == [NOT_REPRODUCED] * 7
     found = judged(recipe.findings(outcome(plain=5.6, chosen=5.1, tuned=4.95, epochs=5.0)))
-    assert [each.verdict for each in found] == [REPRODUCED] * 11
+    assert [each.verdict for each in found] == [REPRODUCED] * 13
     found = judged(recipe.findings(outcome(plain=5.6, chosen=5.1, tuned=4.95, epochs=5.0, kept=4.99)))
-    assert [each.verdict for each in found] == [REPRODUCED] * 15
-    assert len({each.finding.claim for each in found}) == 15
+    assert [each.verdict for each in found] == [REPRODUCED] * 19
+    assert len({each.finding.claim for each in found}) == 19
+    late = [each.finding for each in found if each.finding.is_late]
+    assert len(late) == 4
+    assert all("the plain recipe gains without privacy, tuned for that" in each.claim for each in late)
 
 
-def test_what_came_later_trains_with_privacy_alone_and_keeps_the_others_as_they_were(tmp_path):
-    first, *later = recipe.grids(Work(None, tmp_path, Scale.FULL))
+def test_what_came_later_keeps_the_others_as_they_were_and_has_one_twin(tmp_path):
+    first, *later, twin = recipe.grids(Work(None, tmp_path, Scale.FULL))
     assert [arm.name for arm in first.arms] == [PLAIN, CHOSEN, EPOCHS]
     assert [arm.name for grid in later for arm in grid.arms] == [KEPT, COMMON]
+    assert [arm.name for arm in twin.arms] == [PLAIN + TUNED]
+    assert twin.arms[0].keys == first.arms[0].keys
+    assert twin.at[EPSILON] == twin.tuned_at[EPSILON] == (math.inf,)
     for grid in later:
         assert math.inf not in grid.at[EPSILON]
         assert grid.arms[0].keys["privacy.bands"] == round(6854 / grid.arms[0].keys["train.batch"])

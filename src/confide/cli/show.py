@@ -68,6 +68,10 @@ def preparation(facts: dict[str, Any]) -> None:
             ]
             rows.append([name, *map(number, cells)])
     table(header, rows)
+    if "canaries" in facts:
+        print(
+            f"\nthe units to train on count {number(facts['canaries']['count'])} canaries, made up for an audit"
+        )
     if "redaction" in facts:
         _redacted(facts["redaction"])
     if "duplicates" in facts:

@@ -84,6 +84,8 @@ def _who(guarantee: Guarantee, course: Course | None) -> Answer:
         sentences.append("What others write about them, or quote from them, counts as the others' text.")
     sentences += _how_many(guarantee, course)
     units = "" if guarantee.units is None else f"{guarantee.units:,} units"
+    if units and (made_up := _made_up(guarantee, course)):
+        units += f", {made_up:,} of them made up for an audit"
     return Answer("Who is protected?", capital(guarantee.unit), tuple(sentences), units)
 
 
@@ -91,14 +93,18 @@ def _how_many(guarantee: Guarantee, course: Course | None) -> list[str]:
     """Count the units; where they are users, each canary is one, so that the others are real."""
     if guarantee.units is None:
         return []
-    made_up = 0 if course is None else course.config.canaries.count
-    if made_up and "user" in guarantee.notion:
+    if made_up := _made_up(guarantee, course):
         return [
             f"There are {guarantee.units:,} such units. {made_up:,} of them are made up, for an audit: "
             f"{guarantee.units - made_up:,} are real."
         ]
     facts = [f"{capital(bare(fact))}." for fact in guarantee.public_facts if "are made up" in fact]
     return [f"There are {guarantee.units:,} such units.", *facts]
+
+
+def _made_up(guarantee: Guarantee, course: Course | None) -> int:
+    """Return how many of the units are canaries, where that is known: where units are users, each canary is one."""
+    return course.config.canaries.count if course is not None and "user" in guarantee.notion else 0
 
 
 def _from_whom(guarantee: Guarantee) -> Answer:

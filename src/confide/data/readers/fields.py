@@ -107,7 +107,7 @@ def _unknown_field(fields: Mapping[str, Any], name: str, where: str, key: str) -
     listed = ", ".join(known[:30]) or "none"
     more = f" and {hidden} that do not look like names (is the header line missing?)" if hidden else ""
     there = f"{nearest(name, known)}; the fields are {listed}{more}"
-    return f"{where}: {key} names {name!r}, which is not there{there}."
+    return f"{where}: {key} names {name!r}, which is not there{there}. Each record needs it; it may be empty."
 
 
 def _as_text(value: Any, name: str, where: str) -> str:

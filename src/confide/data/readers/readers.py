@@ -30,11 +30,15 @@ from confide.utils.errors import InputError
 from confide.utils.urls import is_url, path_of
 
 _UNREAD = (
-    (b"PK\x03\x04", "a zip archive (or a document of an office program)"),
-    (b"7z\xbc\xaf\x27\x1c", "a 7z archive"),
-    (b"Rar!", "a rar archive"),
-    (b"%PDF-", "a PDF"),
+    (b"PK\x03\x04", "a zip archive", "unpack it first"),
+    (b"7z\xbc\xaf\x27\x1c", "a 7z archive", "unpack it first"),
+    (b"Rar!", "a rar archive", "unpack it first"),
+    (b"%PDF-", "a PDF", "save its text first"),
 )
+_OFFICE = {
+    (".xlsx", ".xls", ".ods"): ("a spreadsheet", "save it as CSV first"),
+    (".docx", ".doc", ".odt"): ("a document of an office program", "save it as text first"),
+}
 AUTO = registry.AUTO
 _COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
 _SPLITS = {"train": "train", "training": "train", "test": "test"} | dict.fromkeys(
@@ -224,9 +228,9 @@ class Formats:
         for reader in chain(self.own, self.plugged):
             if reader.recognises(head):
                 return reader
-        for magic, kind in _UNREAD:
-            if head.content.startswith(magic):
-                raise InputError(f"{path}: is {kind}, which is not read as it is; unpack it first.")
+        office = [found for endings, found in _OFFICE.items() if str(path).lower().endswith(endings)]
+        for kind, first in (*office, *(found for magic, *found in _UNREAD if head.content.startswith(magic))):
+            raise InputError(f"{path}: is {kind}, which is not read as it is; {first}.")
         if head.is_binary:
             raise InputError(
                 f"{path}: is neither text nor a known format; state data.format if it is one of "

@@ -151,8 +151,9 @@ def _reason(error: Exception) -> str:
 
 def _object(value: Any, where: str) -> Record:
     if not isinstance(value, dict):
+        hint = "; a file that is one list of objects has data.format: json" if isinstance(value, list) else ""
         raise InputError(
-            f"{where}: a JSON {type(value).__name__}, where an object with named fields is wanted."
+            f"{where}: a JSON {type(value).__name__}, where an object with named fields is wanted{hint}."
         )
     return Record(value, where)
 
@@ -202,7 +203,11 @@ def _delimited(path: File, how: How, *, tabs: bool) -> Iterator[Record]:
                 header = _header([cell.strip() for cell in cells], where, kind)
                 continue
             if len(cells) != len(header):
-                hint = "; fields of a TSV are never quoted" if tabs else ""
+                hint = (
+                    "; fields of a TSV are never quoted"
+                    if tabs
+                    else "; put a field in quotes if it holds a separator"
+                )
                 raise InputError(f"{where}: {len(cells)} fields, where the header has {len(header)}{hint}.")
             empty = False
             yield Record(dict(zip(header, cells, strict=True)), where)
