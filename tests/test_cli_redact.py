@@ -196,3 +196,10 @@ def test_a_stop_leaves_nothing_half_written(world, monkeypatch, arguments):
     monkeypatch.undo()
     monkeypatch.chdir(world.folder)
     done(world.path, *arguments)
+
+
+def test_a_config_that_masks_nothing_says_how_to_look_all_the_same(world):
+    world.set(privacy={"mechanism": "dp-sgd", "epsilon": 4.0}, detector={})
+    refused(confide("redact", world.path), r"dp-sgd masks nothing, .* privacy\.mechanism=selective and")
+    found = done(world.path, "privacy.mechanism=selective", "detector.patterns=[EMAIL_ADDRESS]")
+    assert found.startswith("nothing was found in 40 documents: look at `detector`")

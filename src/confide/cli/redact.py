@@ -65,6 +65,7 @@ def redact(
         raise InputError("--against is for the preview, and --sample writes a file: give one of them")
     crew = crew_of(processes, cluster)
     run = run_of(config, overrides)
+    _check_mechanism(run.config)
     with run.locked():
         if marks is not None:
             _check_marks(run, marks, as_json)
@@ -72,6 +73,18 @@ def redact(
             _write_sample(run, sample, draws or 1, out, crew, as_json)
         else:
             _preview(run, documents, against, crew, as_json)
+
+
+def _check_mechanism(config: "Config") -> None:
+    """Refuse a config whose mechanism reads no detector, and say how to look at what one finds all the same."""
+    from confide.config import registry
+
+    name = config.privacy.mechanism
+    if "detector" not in registry.mechanism(name).reads:
+        raise InputError(
+            f"privacy.mechanism: {name} masks nothing, so there is nothing to show; to see what a detector finds, put "
+            "privacy.mechanism=selective and 'detector.patterns=[EMAIL_ADDRESS]' (or others) behind the config"
+        )
 
 
 def _preview(run: "Run", documents: int, against: str | None, crew: "Crew | None", as_json: bool) -> None:

@@ -143,6 +143,8 @@ def redaction(facts: dict[str, Any], examples: dict[str, str]) -> None:
         if kind["spans"]
     ]
     masked = facts["masked"]
+    if not facts["spans"]:
+        print(f"nothing was found in {number(facts['documents'])} documents: look at `detector`\n")
     whole = ["all", number(facts["spans"]), number(masked["documents"]), *_shares(masked)]
     table(["kind", "findings", "documents", "of tokens", "of characters"], [*rows, whole])
     print(f"\n{number(facts['documents'])} documents, {number(facts['tokens'])} tokens")
