@@ -184,9 +184,13 @@ def test_the_plan_says_it(tmp_path):
     assert facts["verdict"]["expect"] in ("most", "part", "little")
     grade, words = facts["verdict"]["grade"], facts["verdict"]["words"]
     assert grade == {"most": "good", "part": "costly", "little": "poor"}[facts["verdict"]["expect"]]
-    end = said.out[said.out.index(f"verdict: {grade}. ") :]
-    assert words[0][1:] in end
-    assert len(end.splitlines()) == len(words)  # a plan ends with it
+    claim, verdict, table, *_ = said.out.split("\n\n")
+    assert claim.startswith("epsilon")
+    assert verdict.startswith(f"verdict: {grade}. ")
+    assert words[0][1:] in verdict
+    assert len(verdict.splitlines()) == len(words)
+    assert "this config" in table
+    assert said.out.splitlines()[-1].startswith("the verdict was measured with the bundled model")
     assert facts["verdict"]["noise_over_gradient"] > 0
     large = confide("plan", world.path, "privacy.delta=0.1")
     assert "delta = 0.1 is large" in large.out

@@ -52,6 +52,10 @@ def plan(found: dict[str, Any]) -> None:
         for sentence in Guarantee.from_json(found["guarantee"]).weakness():
             if not (is_told and sentence.startswith(LARGE_DELTA)):
                 print(f"  {sentence}")
+        if found.get("verdict"):
+            first, *rest = found["verdict"]["words"]
+            first = f"verdict: {found['verdict']['grade']}. {first[:1].upper()}{first[1:]}"
+            print("\n  ".join([f"\n{first}", *rest]))
         print()
     phases = found.get("stages", [])
     if len(phases) > 1:
@@ -100,8 +104,7 @@ def plan(found: dict[str, Any]) -> None:
             f"and {size:.2f} GiB for a gradient of every unit, in memory or else in a file of the run folder"
         )
     if found.get("verdict"):
-        first, *rest = found["verdict"]["words"]
-        print("\n  ".join([f"\nverdict: {found['verdict']['grade']}. {first[:1].upper()}{first[1:]}", *rest]))
+        print(f"\nthe verdict was {found['verdict']['basis']}")
 
 
 def _devices(found: dict[str, Any]) -> None:

@@ -54,7 +54,8 @@ def verdict(config: "Config", shape: Shape, size: "Size", chosen: "PlannedSettin
     Returns:
         `noise_over_gradient`; `expect`, which is "most", "part" or "little" of what training without privacy
         gains; `grade`, a word for it; about how many units, with the same chance of each and as many steps, it
-        takes for part and for most; the `learning_rate` of the same rule, None if it knows none; and `words`.
+        takes for part and for most; the `learning_rate` of the same rule, None if it knows none; the `basis` of it
+        all; and `words`.
         Correlated noise counts as independent noise that leaves as much in the weights. None if no such rule is known:
         other optimisers and mechanisms, no noise.
     """
@@ -76,6 +77,7 @@ def verdict(config: "Config", shape: Shape, size: "Size", chosen: "PlannedSettin
         "units_for_part": units["part"],
         "units_for_most": units["most"],
         "learning_rate": rate,
+        "basis": _MEASURED,
         "words": _in_words(
             expect,
             _noise(times, mechanism.correlation.is_independent),
@@ -145,7 +147,6 @@ def _in_words(
     if expect == "most":
         return [
             f"{many} are enough{target}: {noise}; expect most of what training without privacy gains",
-            _MEASURED,
         ]
     more = f"about {needed['most']:,} {noun}s for most of it"
     if expect == "part":
@@ -162,5 +163,4 @@ def _in_words(
         first,
         f"at the same chance of each and as many steps it takes {more}; a larger epsilon or other steps and batches "
         "(`confide plan --suggest`) may do with fewer",
-        _MEASURED,
     ]
