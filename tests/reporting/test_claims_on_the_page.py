@@ -229,7 +229,7 @@ def test_a_sweep_of_which_one_run_protects_nobody_is_weak():
             epsilons=sweep.epsilons(),
             words=(),
         )
-        assert strength(claim) == "Weakly, estimated"
+        assert strength(claim) == "Hardly at all, estimated"
         assert "Under other suppositions epsilon is inf for all 50 runs together" in " ".join(
             claim.weakness()
         )
