@@ -94,9 +94,8 @@ def waiting(items: Sequence[pytest.Item], turn: int | None) -> set[pytest.Item]:
         return set()
     its = dealt(numbered(IN_TURN))
 
-    def turn_of_item(
-        item: pytest.Item,
-    ) -> int:  # that of a fixture, if one is listed: else it would be made in two turns
+    def turn_of_item(item: pytest.Item) -> int:
+        # A fixture that is listed decides: else it would be made in several turns.
         return next((its[name] for name in reversed(names_of(item)) if name in its), turn)
 
     return {item for item in items if turn_of_item(item) != turn}

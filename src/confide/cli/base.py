@@ -179,9 +179,8 @@ def verb(function: Callable[..., None]) -> Callable[..., None]:
         except typer.Exit:
             raise
         except BrokenPipeError:  # the reader of our output has gone, as in `confide plan mail.yaml | head`
-            os.dup2(
-                os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-            )  # what is left is flushed at the end
+            # What is left is flushed when Python ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(128 + signal.SIGPIPE) from None
         except Exception as error:
             if isinstance(error, OSError) and error.errno in _OUTSIDE:

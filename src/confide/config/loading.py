@@ -110,10 +110,11 @@ def _near(path: Path) -> str:
     except OSError:
         return f" (nor is there a folder {path.parent})"
     configs = [name for name in names if name.endswith(_ENDINGS)]
-    close = difflib.get_close_matches(path.name, configs, 1, 0.6)
-    text = [name for name in names if Path(name).stem == path.stem and not name.endswith(_ENDINGS)]
-    if text and path.suffix in _ENDINGS:
-        return f"; `confide init {path.with_name(text[0])} --out {path}` writes one"
+    alike = [name for name in names if Path(name).stem == path.stem]
+    close = [name for name in alike if name in configs]
+    if alike and not close and path.suffix in _ENDINGS:
+        return f"; `confide init {path.with_name(alike[0])} --out {path}` writes one"
+    close += difflib.get_close_matches(path.name, configs, 1, 0.6)
     return f", did you mean {path.with_name(close[0])}?" if close else ""
 
 
