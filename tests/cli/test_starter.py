@@ -78,3 +78,20 @@ def test_a_misspelt_role_is_said_before_anything_is_read(tmp_path):
     config = check(yaml.safe_load(text))
     assert config.data.messages == "messages"
     assert config.special_tokens == ["<|im_start|>", "<|im_end|>"]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "ann@example.org,hello\nbob@example.org,some words\n",
+        "ann,hello\nbob,some words\nann,other words\n",
+        "1,Hello my order 3201 is late again\n2,some words\n",
+    ],
+)
+def test_a_table_without_column_names_puts_nobodys_text_into_a_config(tmp_path, lines):
+    source = tmp_path / "mail.csv"
+    source.write_text(lines)
+    with pytest.raises(InputError, match="is the line of column names missing"):
+        starter.write(str(source))
+    source.write_text("from,body\n" + lines.replace("ann,", "ann@example.org,"))
+    assert "body" in starter.write(str(source))

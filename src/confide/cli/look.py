@@ -129,7 +129,7 @@ def look(source: str, also: Sequence[str] = ()) -> Look:
         also: fields that name people, whatever they look like.
 
     Raises:
-        InputError: nothing can be read there, or no field holds text.
+        InputError: nothing can be read there, no field holds text, or a table has no line of column names.
     """
     stream = records(source)
     first = list(islice(stream, LOOK))
@@ -138,6 +138,11 @@ def look(source: str, also: Sequence[str] = ()) -> Look:
     flat = [_flat(record.fields) for record in first]
     fields = tuple(dict.fromkeys(name for each in flat for name in each))
     text, is_mail, chosen = _text(source, flat, fields)
+    if _are_values(flat, fields) or (chosen == "longest" and not _is_name(text)):
+        raise InputError(
+            f"{source}: what should be the names of its fields looks like somebody's text: is the line of column names "
+            "missing? Write one above the first row"
+        )
     seen = _Seen(text, _possible(flat, fields, text, also))
     fault: str | None = None
     for record in first:
@@ -360,6 +365,11 @@ class _Seen:
 def _is_name(name: str) -> bool:
     """Return True if a field's name looks like a name; in a table without a header it is somebody's text."""
     return len(name) <= 40 and len(name.split()) <= 4
+
+
+def _are_values(flat: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> bool:
+    """Return True if a field's name is an address, or stands among its own values: then it is nobody's choice."""
+    return any("@" in name or any(each.get(name) == name for each in flat) for name in fields)
 
 
 def named(fields: Sequence[str], most: int = 30) -> str:
