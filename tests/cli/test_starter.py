@@ -15,6 +15,7 @@ from confide.utils.errors import InputError
         ({"customer": "c1", "text": "hello", "topic": "t"}, "text", "customer", "uls"),
         ({"title": "t", "words": "much longer than the title is"}, "words", None, "dp-sgd"),
         ({"user": None, "text": "hello"}, "text", None, "dp-sgd"),
+        ({"@type": "mail", "text": "hello"}, "text", None, "dp-sgd"),
     ],
 )
 def test_a_config_that_is_valid_and_guesses_well(tmp_path, record, text, unit, mechanism):

@@ -368,8 +368,8 @@ def _is_name(name: str) -> bool:
 
 
 def _are_values(flat: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> bool:
-    """Return True if a field's name is an address, or stands among its own values: then it is nobody's choice."""
-    return any("@" in name or any(each.get(name) == name for each in flat) for name in fields)
+    """Return True if a field's name is an address (not @type), or stands among its own values: nobody chose it."""
+    return any("@" in name[1:] or any(each.get(name) == name for each in flat) for name in fields)
 
 
 def named(fields: Sequence[str], most: int = 30) -> str:
