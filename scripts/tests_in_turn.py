@@ -15,7 +15,7 @@ from pathlib import Path
 
 from slow_tests import ROOT, durations, is_fixture
 
-DEAR = 2.0  # seconds, where two run side by side on a machine that does nothing else
+DEAR = 1.0  # seconds, where two run side by side on a machine that does nothing else
 SHORT = 20.0  # a test of which all cases together take no longer has one line
 ALWAYS = "tests/test_front_door.py::test_every_command_of_the_page_works[README]"
 LIST, EXHAUSTIVE = (ROOT / "tests" / name for name in ("in_turn.txt", "exhaustive.txt"))

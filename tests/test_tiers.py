@@ -123,7 +123,7 @@ def test_a_log_of_durations_says_which_tests_run_in_turn():
     }
     seconds |= {
         "tests/a.py::test_long[x]": 30.0,
-        "tests/a.py::test_long[y]": 1.0,
+        "tests/a.py::test_long[y]": 0.9,
         "tests/b.py::test_left_out": 9.0,
     }
     seconds |= {tests_in_turn.ALWAYS: 70.0, "tests/a.py::test_cheap": 0.1}
@@ -181,7 +181,7 @@ def test_turns_take_about_as_long():
     seconds = {f"tests/a.py::test[{n}]": n for n in range(1, 80)} | {"tests/b.py": 100}
     dealt = tiers.dealt(seconds)
     sums = [sum(seconds[entry] for entry in dealt if dealt[entry] == turn) for turn in range(tiers.TURNS)]
-    assert max(sums) - min(sums) <= 5
+    assert max(sums) <= 1.05 * min(sums)
     assert tiers.dealt(dict(reversed(seconds.items()))) == dealt
 
 

@@ -28,7 +28,7 @@ import pytest
 HERE = Path(__file__).parent
 EXHAUSTIVE, SLOW, SAMPLED = HERE / "exhaustive.txt", HERE / "slow.txt", HERE / "sampled.txt"
 IN_TURN = HERE / "in_turn.txt"
-TURNS = 8
+TURNS = 12
 # Names that only code that starts processes has.
 STARTERS = {"subprocess", "Popen", "fork", "ProcessPoolExecutor", "get_context", "posix_spawn"}
 COLLECTED = pytest.StashKey[set[str]]()
