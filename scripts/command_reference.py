@@ -25,6 +25,9 @@ Made by `python -m scripts.command_reference > docs/cli.md`; do not edit by hand
 | 3 | a fault of confide |
 | 130 | stopped by Ctrl-C; the same command goes on |
 | 141 | whoever read the output ended first, as `head` does in a pipe |
+
+With `--json`, standard output tells what went wrong, too: `{"error": {"exit_code": 2, "message": "..."}}`. A check that
+failed prints its own document, if it has one. An unknown command or option is told on standard error alone.
 """
 
 

@@ -1,5 +1,6 @@
 """The studies by name, in the order of the papers. A new study is a file with a `STUDY` and a line here."""
 
+import difflib
 from importlib import import_module
 
 from confide.utils.errors import InputError
@@ -66,6 +67,10 @@ def study(name: str) -> Study:
         InputError: there is none of this name.
     """
     if name not in _MODULES:
-        raise InputError(f"there is no study {name!r}: {', '.join(_MODULES)}")
+        near = difflib.get_close_matches(name, _MODULES, 1, 0.5)
+        raise InputError(
+            f"there is no study {name!r}"
+            + (f", did you mean {near[0]}?" if near else f": `--list` shows them ({', '.join(_MODULES)})")
+        )
     found: Study = import_module(f"studies.{_MODULES[name]}").STUDY
     return found

@@ -169,6 +169,20 @@ def test_wrong_input_is_2(world):
     assert confide("train", world.path, "train.steps=0").code == 2
 
 
+@pytest.mark.parametrize("asked", ["train.steps=0", "train.steps=0 train.batch=-1"])
+def test_a_program_that_asks_for_json_gets_what_went_wrong_too(world, asked):
+    found = confide("train", world.path, *asked.split(), "--json")
+    told = json.loads(found.out)["error"]
+    assert (found.code, told["exit_code"]) == (2, 2)
+    assert found.err == f"confide: {told['message']}\n"
+    assert "train.steps" in told["message"]
+
+
+def test_only_the_first_rank_tells_it_in_json(world, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    assert confide("train", world.path, "train.steps=0", "--json").out == ""
+
+
 def test_a_fault_of_confide_is_3(world, monkeypatch):
     def fail(*arguments):
         raise RuntimeError("a fault put in")
@@ -176,7 +190,9 @@ def test_a_fault_of_confide_is_3(world, monkeypatch):
     monkeypatch.setattr(of_run, "plan", fail)
     found = confide("plan", world.path, "--json")
     assert found.code == 3
-    assert found.out == ""
+    said = "internal error: this is a fault of confide, not of your input"
+    assert json.loads(found.out) == {"error": {"exit_code": 3, "message": said}}
+    assert confide("plan", world.path).out == ""
     assert "Traceback" in found.err
     assert "a fault put in" in found.err
     assert found.err.splitlines()[-1].startswith("confide: internal error")

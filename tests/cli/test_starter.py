@@ -96,3 +96,18 @@ def test_a_table_without_column_names_puts_nobodys_text_into_a_config(tmp_path, 
         starter.write(str(source))
     source.write_text("from,body\n" + lines.replace("ann,", "ann@example.org,"))
     assert "body" in starter.write(str(source))
+
+
+def test_a_config_or_a_run_is_no_text(tmp_path):
+    config = tmp_path / "mail.yaml"
+    config.write_text("data: {train: mail.jsonl, txt: body}\n")  # a fault of its own does not matter
+    with pytest.raises(InputError, match=r"mail\.yaml: is a config already"):
+        starter.write(str(config))
+    config.write_text("- some text\n")
+    assert "mail.yaml" in starter.write(str(config))
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in ("ledger.jsonl", "config.yaml"):
+        (run / name).write_text("{}\n")
+    with pytest.raises(InputError, match=r"run: is a run, and has a config: `confide plan .*run`"):
+        starter.write(str(run))

@@ -20,3 +20,8 @@ def test_what_was_added_is_refused_where_nothing_is_kept_or_all_is_made_anew(tmp
         done = confide(*common, *options)
         assert done.code == 2
         assert words in done.err.splitlines()[-1]
+
+
+def test_a_name_that_no_study_has():
+    assert confide("study", "recipes").err == "confide: there is no study 'recipes', did you mean recipe?\n"
+    assert "`--list` shows them (user-statistics, " in confide("study", "zzz").err

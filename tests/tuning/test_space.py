@@ -44,7 +44,11 @@ def test_what_an_argument_says(argument, choice):
         ("train.learning_rat=1,2", "no such key, did you mean train.learning_rate"),
         ("nonsense=1,2", "no such key"),
         ("train.schedule=", "nothing is no choice"),
-        ("train.schedule=linear", "one value is no choice"),
+        ("train.schedule=linear", "one value is no choice: list two or more, as train.schedule=ONE,OTHER$"),
+        (
+            "train.steps=8",
+            "list two or more, as train.steps=ONE,OTHER, or give a range, as train.steps=LOW..HIGH",
+        ),
         ("train.schedule=[linear", "not valid YAML"),
         ("train.learning_rate=1e-2..1e-4", "the range is empty"),
         ("train.learning_rate=1e-2..1e-2", "the range is empty"),

@@ -8,6 +8,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -155,48 +156,65 @@ class Stopped(Exception):
     """The user stopped the work; it can be resumed."""
 
 
+@dataclass
+class _Output:
+    """What has gone to standard output: of --json, one document and no other."""
+
+    has_document: bool = False
+
+
+_OUTPUT = _Output()
+
+
 def verb(function: Callable[..., None]) -> Callable[..., None]:
-    """Map results to exit codes: 0 done, 1 check failed, 2 input at fault, 3 our fault, 130 stopped, 141 unread."""
+    """Map results to exit codes: 0 done, 1 check failed, 2 input at fault, 3 our fault, 130 stopped, 141 unread.
+
+    With --json, what went wrong is printed as a document too, if the verb has printed none.
+    """
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> None:
+        _OUTPUT.has_document = False
         try:
             if "WORLD_SIZE" in os.environ and function.__name__ not in _TOGETHER:
                 _refuse_ranks(function.__name__)
             function(*args, **kwargs)
-        except Faults as error:
-            end(2, str(error))
-        except InputError as error:
-            end(2, on_one_line(str(error)))
-        except CheckFailed as error:
-            end(1, on_one_line(str(error)))
-        except RankLost as error:
-            end(1, str(error))
-        except Stopped as error:
-            end(130, str(error))
-        except KeyboardInterrupt:
-            end(130, "stopped; run the same command again to go on")
         except typer.Exit:
             raise
         except BrokenPipeError:  # the reader of our output has gone, as in `confide plan mail.yaml | head`
             # What is left is flushed when Python ends.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(128 + signal.SIGPIPE) from None
-        except Exception as error:
-            if isinstance(error, OSError) and error.errno in _OUTSIDE:
-                end(2, on_one_line(f"{error.filename or 'the run folder'}: {error.strerror}"))
-            if _ran_out(error):
-                end(
-                    2,
-                    "memory ran out: set train.micro_tokens lower, train.gradient_checkpointing: true, or both",
-                )
-            traceback.print_exc()
-            end(3, "internal error: this is a fault of confide, not of your input")
+        except (Exception, KeyboardInterrupt) as error:
+            end(*_told(error), as_json=bool(kwargs.get("as_json")))
 
     return run
 
 
-def _ran_out(error: Exception) -> bool:
+def _told(error: BaseException) -> tuple[int, str]:
+    """Return the exit code for an error, and what to say of it."""
+    match error:
+        case Faults():
+            return 2, str(error)
+        case InputError():
+            return 2, on_one_line(str(error))
+        case CheckFailed():
+            return 1, on_one_line(str(error))
+        case RankLost():
+            return 1, str(error)
+        case Stopped():
+            return 130, str(error)
+        case KeyboardInterrupt():
+            return 130, "stopped; run the same command again to go on"
+        case OSError() if error.errno in _OUTSIDE:
+            return 2, on_one_line(f"{error.filename or 'the run folder'}: {error.strerror}")
+    if _ran_out(error):
+        return 2, "memory ran out: set train.micro_tokens lower, train.gradient_checkpointing: true, or both"
+    traceback.print_exception(error)
+    return 3, "internal error: this is a fault of confide, not of your input"
+
+
+def _ran_out(error: BaseException) -> bool:
     if "torch" not in sys.modules:  # importing torch takes a second
         return isinstance(error, MemoryError)
     from confide.utils.memory import ran_out
@@ -211,9 +229,16 @@ def _refuse_ranks(verb: str) -> None:
         raise InputError(f"confide {verb} runs by itself, without torchrun; train and eval run under it")
 
 
-def end(code: int, message: str) -> None:
-    """Print a message on standard error and end the program with an exit code."""
+def end(code: int, message: str, as_json: bool = False) -> None:
+    """Print a message on standard error and end the program with an exit code.
+
+    Args:
+        as_json: also print it as a JSON document, on the first rank and if there is no document yet.
+    """
     print(f"confide: {message}", file=sys.stderr, flush=True)
+    if as_json and not _OUTPUT.has_document and os.environ.get("RANK", "0") == "0":
+        print_json({"error": {"exit_code": code, "message": message}})
+        sys.stdout.flush()
     if "confide.distributed.ranks" in sys.modules:  # else there is no other rank
         from confide.distributed.ranks import leave
 
@@ -246,3 +271,4 @@ def job_of(run: "Run") -> "Job":
 def print_json(value: Any) -> None:
     """Print a value as JSON; infinite numbers, which JSON does not have, as text such as "inf"."""
     print(json.dumps(plain(value), indent=2, allow_nan=False))
+    _OUTPUT.has_document = True

@@ -7,8 +7,10 @@ import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any, Literal
 
+from confide.config.loading import ENDINGS, is_config
 from confide.data.readers import Counts, Record, documents, records
 from confide.data.readers.dialogues import is_dialogue, speaker_of
 from confide.data.readers.fields import owners_of, spelt_alike
@@ -122,6 +124,14 @@ class Look:
         return next((each for each in self.people if each.name == name), None)
 
 
+def _refuse_config(source: str) -> None:
+    path = Path(source).expanduser()
+    if (path / "ledger.jsonl").exists() and (path / "config.yaml").exists():
+        raise InputError(f"{source}: is a run, and has a config: `confide plan {source}` tells what it costs")
+    if path.suffix in ENDINGS and path.is_file() and is_config(path):
+        raise InputError(f"{source}: is a config already: `confide plan {source}` tells what it costs")
+
+
 def look(source: str, also: Sequence[str] = ()) -> Look:
     """Inspect the first records of a source.
 
@@ -129,8 +139,10 @@ def look(source: str, also: Sequence[str] = ()) -> Look:
         also: fields that name people, whatever they look like.
 
     Raises:
-        InputError: nothing can be read there, no field holds text, or a table has no line of column names.
+        InputError: nothing can be read there, no field holds text, a table has no line of column names, or it is a
+            config or a run in place of data.
     """
+    _refuse_config(source)
     stream = records(source)
     first = list(islice(stream, LOOK))
     if not first:

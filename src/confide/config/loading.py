@@ -26,7 +26,7 @@ from confide.config.schema import Config
 from confide.config.sections import schema_for
 from confide.utils.errors import Faults, InputError
 
-_ENDINGS = (".yaml", ".yml")
+ENDINGS = (".yaml", ".yml")
 _DEEPEST = 8  # sections within one another that an override may name; there are three
 _MOST = 20  # faults that are shown
 _FIRST = ("train", "privacy", "data")  # sections that are meant most often
@@ -75,19 +75,37 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
 
 def _perhaps_text(path: Path) -> str:
     """Return a hint for whoever names the text to train on where a config belongs."""
-    if path.suffix in _ENDINGS:
+    if path.suffix in ENDINGS:
         return ""
     return f". If this is text to train on, `confide init {path}` writes a config for it"
+
+
+def is_config(path: Path) -> bool:
+    """Tell whether a file is a config, be it one with faults: YAML that says what text to train on."""
+    try:
+        raw = yaml_text.read(_text(path))
+    except (InputError, OSError, UnicodeDecodeError):
+        return False
+    return isinstance(raw, dict) and isinstance(data := raw.get("data"), dict) and "train" in data
 
 
 def with_overrides(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Return a config as it was read, with other values for some keys.
 
     Raises:
-        InputError: an override is not of the form key=value, or names a section that does not exist.
+        InputError: an override is not of the form key=value, names a section that does not exist, or comes after one of
+            the same key.
     """
     changed = copy.deepcopy(dict(raw))
+    met: dict[str, str] = {}
     for override in overrides:
+        key = override.partition("=")[0].strip()
+        if key in met:
+            raise InputError(
+                f"{yaml_text.shown(override)}: {yaml_text.name(key)} is given twice, first as "
+                f"{yaml_text.shown(met[key])}: leave one out"
+            )
+        met[key] = override
         _apply(changed, override)
     return changed
 
@@ -109,10 +127,10 @@ def _near(path: Path) -> str:
         names = [entry.name for entry in path.parent.iterdir() if entry.is_file()]
     except OSError:
         return f" (nor is there a folder {path.parent})"
-    configs = [name for name in names if name.endswith(_ENDINGS)]
+    configs = [name for name in names if name.endswith(ENDINGS)]
     alike = [name for name in names if Path(name).stem == path.stem]
     close = [name for name in alike if name in configs]
-    if alike and not close and path.suffix in _ENDINGS:
+    if alike and not close and path.suffix in ENDINGS:
         return f"; `confide init {path.with_name(alike[0])} --out {path}` writes one"
     close += difflib.get_close_matches(path.name, configs, 1, 0.6)
     return f", did you mean {path.with_name(close[0])}?" if close else ""
@@ -300,6 +318,11 @@ def keys(schema: type[Config] = Config) -> list[str]:
 def is_whole(key: str) -> bool:
     """Tell whether a key takes whole numbers."""
     return _expected(key).startswith(_KINDS[int])
+
+
+def is_number(key: str) -> bool:
+    """Tell whether a key takes numbers."""
+    return _expected(key).startswith((_KINDS[int], _KINDS[float]))
 
 
 # Keys that take names of a registry, and confide's own names there, which the reference lists.

@@ -12,6 +12,7 @@ from confide.privacy.correlated_noise import INDEPENDENT, compared_rates
 from confide.privacy.mechanisms.base import Mechanism
 from confide.privacy.strength import HARDLY, REASONABLE
 from confide.utils.rounding import at_most
+from confide.utils.sentences import many
 
 if TYPE_CHECKING:
     from confide.config.schema import Config
@@ -143,17 +144,17 @@ def _in_words(
     target = f" for epsilon {at_most(epsilon, 3)}" if isinstance(epsilon, float) else ""
     if isinstance(epsilon, float) and epsilon > REASONABLE:
         target += ", which protects little" if _protects(epsilon) else ", which protects next to nothing"
-    many = f"{units:,} {noun}{'s' * (units != 1)}"
+    people = many(units, noun)
     if expect == "most":
         return [
-            f"{many} are enough{target}: {noise}; expect most of what training without privacy gains",
+            f"{people} are enough{target}: {noise}; expect most of what training without privacy gains",
         ]
     more = f"about {needed['most']:,} {noun}s for most of it"
     if expect == "part":
-        first = f"{many} are few{target}: {noise}; expect a quarter or more of what training without privacy gains"
+        first = f"{people} are few{target}: {noise}; expect a quarter or more of what training without privacy gains"
     else:
         first = (
-            f"too few {noun}s{target}: with {many} {noise}; expect less than a quarter of what training without "
+            f"too few {noun}s{target}: with {people} {noise}; expect less than a quarter of what training without "
             "privacy gains, perhaps nothing; one text, mail, kept more"
         )
         more = (

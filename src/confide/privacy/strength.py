@@ -3,6 +3,7 @@
 from decimal import Decimal
 
 from confide.utils.rounding import at_least, at_most
+from confide.utils.sentences import many
 
 STRONG, REASONABLE = 1.0, 10.0
 """Greatest epsilon of the first and of the second tier of Ponomareva et al. 2023 ("How to DP-fy ML"), section 5.2."""
@@ -75,7 +76,7 @@ def large_delta(units: int, delta: float, about: str = "") -> str | None:
         else "so many units, drawn by lot,"
     )
     return (
-        f"{LARGE_DELTA} for {about}{units:,} units: their product is {at_most(product, 2)}. A program that gives away "
-        f"all text of {harm} would be within this delta too. A delta of at "
+        f"{LARGE_DELTA} for {about}{many(units, 'unit')}: their product is {at_most(product, 2)}. A program that "
+        f"gives away all text of {harm} would be within this delta too. A delta of at "
         f"most {at_least(PRODUCT / units, 2)} (privacy.delta) keeps the product at {PRODUCT} or below."
     )

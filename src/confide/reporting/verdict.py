@@ -10,7 +10,7 @@ from confide.reporting.facts import Facts, Measured
 from confide.reporting.happened import Course
 from confide.training.metrics import gap_closed
 from confide.utils.rounding import at_most, one_in_at_least, one_in_at_most, percent_at_most
-from confide.utils.sentences import bare, capital
+from confide.utils.sentences import bare, capital, many
 
 _SECRETS = "(p, r)-secret protection"
 _OF_WHAT_WAS_FOUND = ("selective DP", "confidentiality", _SECRETS)
@@ -83,7 +83,7 @@ def _who(guarantee: Guarantee, course: Course | None) -> Answer:
             sentences.append(f"{fields} Whoever has two values counts as two.")
         sentences.append("What others write about them, or quote from them, counts as the others' text.")
     sentences += _how_many(guarantee, course)
-    units = "" if guarantee.units is None else f"{guarantee.units:,} units"
+    units = "" if guarantee.units is None else many(guarantee.units, "unit")
     if units and (made_up := _made_up(guarantee, course)):
         units += f", {made_up:,} of them made up for an audit"
     return Answer("Who is protected?", capital(guarantee.unit), tuple(sentences), units)
@@ -99,7 +99,10 @@ def _how_many(guarantee: Guarantee, course: Course | None) -> list[str]:
             f"{guarantee.units - made_up:,} are real."
         ]
     facts = [f"{capital(bare(fact))}." for fact in guarantee.public_facts if "are made up" in fact]
-    return [f"There are {guarantee.units:,} such units.", *facts]
+    return [
+        f"There {'is' if guarantee.units == 1 else 'are'} {many(guarantee.units, 'such unit')}.",
+        *facts,
+    ]
 
 
 def _made_up(guarantee: Guarantee, course: Course | None) -> int:
@@ -310,6 +313,6 @@ def value_of(key: str, value: float) -> str:
 def span(seconds: float) -> str:
     """Write a time as a person says it."""
     if seconds < 100:
-        return f"{seconds:.0f} second{'s' * (round(seconds) != 1)}"
+        return many(round(seconds), "second")
     minutes = seconds / 60
     return f"{minutes:.0f} minutes" if minutes < 100 else f"{minutes / 60:.1f} hours"

@@ -259,8 +259,8 @@ class Reading:
             raise InputError(f"{source}: no text was left to {purpose} ({self._counted().sentence()})")
         if trains and share and not writers["eval"].rows:
             raise InputError(
-                f"data.eval: a share of {share:g} of the units left none to hold out: there are too few; raise it, or "
-                "name a file"
+                f"data.eval: a share of {share:g} of the units left none to hold out: there are too few; raise it if "
+                "there are several, or name a file"
             )
 
     def _write(

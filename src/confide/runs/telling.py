@@ -3,6 +3,7 @@
 from confide.runs.job import Job
 from confide.training.step_report import Report
 from confide.utils.rounding import at_least, at_most
+from confide.utils.sentences import many
 
 NO_MEAN = (
     "train.average: the steps of the mean had not begun, so the weights are those of the last step; a mean over fewer "
@@ -27,7 +28,7 @@ def opening(job: Job) -> str:
         strength += "" if job.mechanism.histograms is None else f"; with it, {job.mechanism.histograms.short}"
     else:
         who, strength = "nobody", "no privacy"
-    count = f"{parameters.units:,} units with {parameters.rows:,} rows"
+    count = f"{many(parameters.units, 'unit')} with {many(parameters.rows, 'row')}"
     lines = {
         "who": f"{who} ({count})",
         "how strongly": strength,

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from confide.config.loading import check, is_whole, keys, parsed
+from confide.config.loading import check, is_number, is_whole, keys, parsed
 from confide.config.schema import Config
 from confide.randomness.streams import Stream
 from confide.utils.errors import InputError
@@ -145,8 +145,10 @@ def _choice(argument: str) -> Listed | Range:
         return _range(argument, key, low, high, found["log"] is not None)
     values = parsed(f"[{text}]", argument)
     if len(values) < 2:
+        a_range = f", or give a range, as {key}=LOW..HIGH" if is_number(key) else ""
         raise InputError(
-            f"{argument!r}: {'nothing' if not values else 'one value'} is no choice: list two or more"
+            f"{argument!r}: {'one value' if values else 'nothing'} is no choice: list two or more, as "
+            f"{key}=ONE,OTHER{a_range}"
         )
     return Listed(key, tuple(values))
 

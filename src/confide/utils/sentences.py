@@ -19,3 +19,8 @@ def sentence(clause: str) -> str:
 def sentences(clauses: str) -> list[str]:
     """Make a sentence of each clause of a line."""
     return [sentence(clause) for clause in clauses.split("; ")]
+
+
+def many(number: int, noun: str) -> str:
+    """Return a number with its noun, whose plural ends with s: `1 unit`, `2,000 units`."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"

@@ -24,6 +24,7 @@ from confide.privacy.sampling import bins_of
 from confide.privacy.strength import large_delta
 from confide.utils.errors import InputError
 from confide.utils.rounding import at_most
+from confide.utils.sentences import many
 
 if TYPE_CHECKING:
     from confide.config.schema import Config
@@ -90,7 +91,7 @@ def calibrate(
     parameters = tuning.parameters(mechanism.parameters(shape))
     if delta is None and parameters.delta >= 1 and mechanism.protects:
         raise InputError(
-            f"data.train: among {parameters.rows:,} row{'s' * (parameters.rows != 1)} nothing can be hidden, so "
+            f"data.train: among {many(parameters.rows, 'row')} nothing can be hidden, so "
             "there is no default of privacy.delta: give more text"
         )
     delta = parameters.delta if delta is None else delta
