@@ -276,6 +276,8 @@ def test_a_run_that_is_done_says_so_and_gives_the_same(world):
     whole = confide("train", world.path, "--json")
     again = confide("train", world.path, "--json")
     assert whole.code == again.code == 0
+    assert "time          told after the first steps" in whole.err
+    assert "time          short: no step is left to take" in again.err
     assert "all 4 steps are taken already" in again.err
     first, second = json.loads(whole.out), json.loads(again.out)
     first["guarantee"], second["guarantee"] = undated(first["guarantee"]), undated(second["guarantee"])

@@ -11,6 +11,7 @@ NO_MEAN = (
 )
 ABSURD = 1e15
 """A perplexity from here on is written with few digits: training has diverged."""
+_TIME = "told after the first steps; Ctrl-C stops, and the same command goes on"
 WORSE = (
     "warning: on held-out text the trained model is worse than the base model: try a smaller train.learning_rate, more "
     "epsilon or more units a step"
@@ -29,11 +30,13 @@ def opening(job: Job) -> str:
     else:
         who, strength = "nobody", "no privacy"
     count = f"{many(parameters.units, 'unit')} with {many(parameters.rows, 'row')}"
+    last = job.run.checkpoints.last()
+    is_done = last is not None and last.step == job.mechanism.all_steps
     lines = {
         "who": f"{who} ({count})",
         "how strongly": strength,
         "cost": f"{job.mechanism.all_steps:,} steps, about {parameters.expected_batch:g} {job.mechanism.draws} in each",
-        "time": "told after the first steps; Ctrl-C stops, and the same command goes on",
+        "time": "short: no step is left to take" if is_done else _TIME,
         "where": f"{job.run.folder}; all settings are in {job.run.config_path.name}",
     }
     return "\n".join(f"  {name:<14}{line}" for name, line in lines.items())
