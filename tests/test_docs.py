@@ -25,8 +25,8 @@ from confide.reporting.glossary import GLOSSARY
 from tests.pages import DOCS, PAGES, README, Page
 from tests.places import ROOT
 
-INDEX, TUTORIAL, CONCEPTS, MECHANISMS = (
-    Page(DOCS / f"{name}.md") for name in ("index", "tutorial", "concepts", "mechanisms")
+INDEX, TUTORIAL, CONCEPTS, MECHANISMS, SETTINGS = (
+    Page(DOCS / f"{name}.md") for name in ("index", "tutorial", "concepts", "mechanisms", "configuring")
 )
 SOURCES = ROOT / "src" / "confide"
 UsageError = typer.BadParameter.__mro__[1]  # typer brings click's classes under names of its own
@@ -200,7 +200,7 @@ def test_every_mechanism_has_a_section_with_a_whole_config() -> None:
 
 
 # words ---------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("page", [README, INDEX, TUTORIAL, CONCEPTS], ids=named)
+@pytest.mark.parametrize("page", [README, INDEX, TUTORIAL, CONCEPTS, SETTINGS], ids=named)
 def test_what_newcomers_read_is_easy_to_read(page: Page) -> None:
     sentences = page.sentences()
     lengths = sorted(len(sentence.split()) for sentence in sentences)
@@ -216,7 +216,7 @@ def slug(term: str) -> str:
     return term.lower().replace(" ", "-")
 
 
-@pytest.mark.parametrize("page", [README, INDEX, TUTORIAL], ids=named)
+@pytest.mark.parametrize("page", [README, INDEX, TUTORIAL, SETTINGS], ids=named)
 def test_a_term_is_linked_to_its_concept_where_it_first_stands(page: Page) -> None:
     prose = re.sub(r"`[^`]*`", "", " ".join(page.paragraphs()))
     for term in GLOSSARY:

@@ -202,7 +202,7 @@ def suggestions(found: dict[str, Any]) -> None:
         print(
             f"not in the ranking: with {settings} the weights of the first one would hold "
             f"{number(correlated['noise_in_weights'])} times as much noise. It asks for a learning rate about "
-            f"{number(correlated['rate_factor'])} times as high (docs/configuring.md)"
+            f"{number(correlated['rate_factor'])} times as high (docs/noisy-training.md)"
         )
     if found["warning"]:
         print(f"\nwarning: {found['warning']}")

@@ -3,7 +3,7 @@
 It is a rule for Adam, whose steps have one length whatever the gradient's. Let the variance of a step's noise be
 `ratio` times that of the gradient. Then a step goes 1 / sqrt(1 + ratio) of its way along the gradient. The rest is a
 random walk. Progress falls with the sum of the squared learning rates. *An estimate*: the constants
-are of the bundled model with all weights. Searches chose nearly its rates for two smaller models (docs/configuring.md).
+are of the bundled model with all weights. Searches chose nearly its rates for two smaller models (docs/planner.md).
 """
 
 import math
@@ -17,7 +17,7 @@ SHORTER = 0.43
 """Share of the squared norm of one row's gradient that is its own and not its user's.
 
 L(k)^2 is (1 - SHORTER) + SHORTER / k, in units of L(1)^2. Measured on the senders of 20 Newsgroups at the bundled
-model (docs/configuring.md).
+model (docs/rows-and-users.md).
 """
 
 DIMENSIONS = 0.11
