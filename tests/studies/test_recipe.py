@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from studies.recipe import CHOSEN, COMMON, EPOCHS, KEPT, PLAIN
+from studies.recipe import CHOSEN, COMMON, CONSTANT, EPOCHS, KEPT, PLAIN
 from studies.runner import twins
 from studies.runner.findings import NOT_REPRODUCED, REPRODUCED, judged
 from studies.runner.grid import NOTHING
@@ -82,7 +82,7 @@ def test_claims_of_the_recipe_follow_the_outcome():
 def test_what_came_later_keeps_the_others_as_they_were_and_has_one_twin(tmp_path):
     first, *later, twin = recipe.grids(Work(None, tmp_path, Scale.FULL))
     assert [arm.name for arm in first.arms] == [PLAIN, CHOSEN, EPOCHS]
-    assert [arm.name for grid in later for arm in grid.arms] == [KEPT, COMMON]
+    assert [arm.name for grid in later for arm in grid.arms] == [KEPT, COMMON, CONSTANT]
     assert [arm.name for arm in twin.arms] == [PLAIN + TUNED]
     assert twin.arms[0].keys == first.arms[0].keys
     assert twin.at[EPSILON] == twin.tuned_at[EPSILON] == (math.inf,)
