@@ -136,7 +136,15 @@ def refused(result: Result, pattern: str, lines: int = 1) -> None:
     assert result.err.splitlines()[-lines].startswith("confide: ")
     assert re.search(pattern, " ".join(result.err.splitlines()[-lines:])), said
     assert len(said[0]) < 400, said
-    assert result.out == ""
+    says_nothing_else(result)
+
+
+def says_nothing_else(result: Result) -> None:
+    """Nothing is on standard output but, with --json, what went wrong."""
+    if result.out:
+        told = json.loads(result.out)
+        assert told == {"error": {"exit_code": result.code, "message": told["error"]["message"]}}
+        assert result.err.endswith(f"confide: {told['error']['message']}\n")
 
 
 def nothing_half_written(folder: Path) -> None:

@@ -23,7 +23,15 @@ from confide.runs.job import Job
 from confide.runs.loop import fine_tune
 from confide.utils.console import Console
 from confide.utils.errors import InputError
-from tests.command import Result, World, confide, files_below, nothing_half_written, tiny_model
+from tests.command import (
+    Result,
+    World,
+    confide,
+    files_below,
+    nothing_half_written,
+    says_nothing_else,
+    tiny_model,
+)
 from tests.data.readers.test_code import committed
 
 WORDS = "the printer on floor three is out of paper again and nobody has a key to the store room".split()
@@ -461,8 +469,8 @@ def test_wrong_input_is_named_and_no_secret_shown(world, name):
     assert result.code == 2, result
     assert re.search(message, " ".join(result.err.split())), result.err
     assert "Traceback" not in result.err
-    assert result.out == ""
-    says_nothing(result.err)
+    says_nothing_else(result)
+    says_nothing(result.err + result.out)
     assert not (world.run / "secrets.csv").exists()
 
 
