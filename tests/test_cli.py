@@ -221,14 +221,20 @@ def test_a_rank_on_a_gpu_does_not_wait_for_those_that_wait_for_it(world, monkeyp
     assert "train.steps" in found.err
 
 
-def test_a_reader_that_goes_away_is_no_fault(world):
+@pytest.mark.parametrize(("more", "code"), [((), 141), (("train.steps=0", "--json"), 2)])
+def test_a_reader_that_goes_away_is_no_fault(world, more, code):
     assert confide("prepare", world.path).code == 0
     read, write = os.pipe()
     os.close(read)
     with os.fdopen(write, "w") as gone:
         done = subprocess.run(
-            command("prepare", world.path), env=environment(), stdout=gone, stderr=subprocess.PIPE, text=True
+            command("prepare", world.path, *more),
+            env=environment(),
+            stdout=gone,
+            stderr=subprocess.PIPE,
+            text=True,
         )
+    assert done.returncode == code
     assert "internal error" not in done.stderr
     assert "Traceback" not in done.stderr
 

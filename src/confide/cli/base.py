@@ -182,8 +182,7 @@ def verb(function: Callable[..., None]) -> Callable[..., None]:
         except typer.Exit:
             raise
         except BrokenPipeError:  # the reader of our output has gone, as in `confide plan mail.yaml | head`
-            # What is left is flushed when Python ends.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _write_to_nobody()
             raise typer.Exit(128 + signal.SIGPIPE) from None
         except (Exception, KeyboardInterrupt) as error:
             end(*_told(error), as_json=bool(kwargs.get("as_json")))
@@ -214,6 +213,11 @@ def _told(error: BaseException) -> tuple[int, str]:
     return 3, "internal error: this is a fault of confide, not of your input"
 
 
+def _write_to_nobody() -> None:
+    """Let what is left for standard output, which Python flushes as it ends, go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _ran_out(error: BaseException) -> bool:
     if "torch" not in sys.modules:  # importing torch takes a second
         return isinstance(error, MemoryError)
@@ -237,8 +241,11 @@ def end(code: int, message: str, as_json: bool = False) -> None:
     """
     print(f"confide: {message}", file=sys.stderr, flush=True)
     if as_json and not _OUTPUT.has_document and os.environ.get("RANK", "0") == "0":
-        print_json({"error": {"exit_code": code, "message": message}})
-        sys.stdout.flush()
+        try:
+            print_json({"error": {"exit_code": code, "message": message}})
+            sys.stdout.flush()
+        except BrokenPipeError:
+            _write_to_nobody()
     if "confide.distributed.ranks" in sys.modules:  # else there is no other rank
         from confide.distributed.ranks import leave
 
