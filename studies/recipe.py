@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from confide.planning.progress import BETAS, COMMON_TOKENS, SCALED
-from confide.planning.rates import SCHEDULE
+from confide.planning.progress import COMMON_TOKENS, SCALED
 from confide.utils.rounding import at_least
 from studies.runner import users
 from studies.runner.findings import MARGIN, Finding, paired
@@ -89,8 +88,8 @@ _ARMS: Mapping[str, Keys] = {
     CONSTANT: {
         **_KEPT,
         "privacy.common_tokens": COMMON_TOKENS,
-        "train.schedule": SCHEDULE,
-        "train.betas": list(BETAS),
+        "train.schedule": "constant",
+        "train.betas": [0.6, 0.999],
     },
 }
 _WORDS = {

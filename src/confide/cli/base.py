@@ -158,7 +158,7 @@ class Stopped(Exception):
 
 @dataclass
 class _Output:
-    """What has gone to standard output: of --json, one document and no other."""
+    """Remember if a JSON document has been printed: --json prints one and no other."""
 
     has_document: bool = False
 

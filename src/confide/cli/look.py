@@ -125,6 +125,7 @@ class Look:
 
 
 def _refuse_config(source: str) -> None:
+    """Refuse a config or a run folder, which somebody gave in place of text."""
     path = Path(source).expanduser()
     if (path / "ledger.jsonl").exists() and (path / "config.yaml").exists():
         raise InputError(f"{source}: is a run, and has a config: `confide plan {source}` tells what it costs")

@@ -97,15 +97,12 @@ def with_overrides(raw: Mapping[str, Any], overrides: Sequence[str]) -> dict[str
             the same key.
     """
     changed = copy.deepcopy(dict(raw))
-    met: dict[str, str] = {}
+    met: set[str] = set()
     for override in overrides:
         key = override.partition("=")[0].strip()
         if key in met:
-            raise InputError(
-                f"{yaml_text.shown(override)}: {yaml_text.name(key)} is given twice, first as "
-                f"{yaml_text.shown(met[key])}: leave one out"
-            )
-        met[key] = override
+            raise InputError(f"{yaml_text.name(key)} is given twice on the command line: leave one out")
+        met.add(key)
         _apply(changed, override)
     return changed
 
