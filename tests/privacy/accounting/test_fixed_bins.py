@@ -9,7 +9,7 @@ from scipy import stats
 from confide.privacy import accounting
 from confide.privacy.accounting import BallsInBins, FixedBins, MixtureOfGaussians
 from confide.privacy.accounting import fixed_bins as module
-from confide.privacy.accounting.fixed_bins import CHANCE, _bounds, _hull
+from confide.privacy.accounting.fixed_bins import CHANCE, FARTHEST, _bounds, _hull
 from confide.privacy.correlated_noise import Buffered, coefficients
 from confide.utils.errors import InputError
 
@@ -235,6 +235,25 @@ def test_the_mean_of_the_draws_is_the_divergence(gram, monkeypatch):
     for epsilon, one, other in zip(epsilons, removal, addition, strict=True):
         for found, truth in zip((one, other), exact(gram, float(epsilon)), strict=True):
             assert found == pytest.approx(truth, rel=0.03, abs=1e-7)
+
+
+def test_pieces_in_which_draws_are_worked_on_decide_nothing(monkeypatch):
+    epsilons = np.linspace(0, 6, 31)
+    whole = _bounds(GRAMS[3], epsilons, 20_000)
+    monkeypatch.setattr(module, "_PIECE", 7)
+    for one, other in zip(whole, _bounds(GRAMS[3], epsilons, 20_000), strict=True):
+        assert one == pytest.approx(other, rel=1e-12)
+
+
+@pytest.mark.parametrize("bins", [2, 40])
+def test_the_largest_losses_that_are_looked_at_are_numbers_in_float64(bins):
+    """Sums of exponentials are taken without their largest: none may overflow, and no sum may vanish."""
+    gram = FixedBins(bins, bins, tuple(coefficients(bins))).gram(1.0)
+    longest = math.sqrt(100 + 2 * FARTHEST) - 10  # longest^2 / 2 + 10 longest is the farthest loss
+    gram *= longest**2 / gram.diagonal().max()
+    with np.errstate(all="raise", under="ignore"):
+        found = _bounds(gram, np.linspace(0, FARTHEST, 301), 1 << 14)
+    assert np.isfinite(found).all()
 
 
 def test_a_hull_is_convex_and_lies_between_a_convex_function_and_its_bounds():

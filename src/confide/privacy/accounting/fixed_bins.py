@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Protocol
@@ -40,9 +41,10 @@ FARTHEST = 300.0
 
 _POINTS = 6_000  # of the grid of losses, about
 _BLOCK = 1 << 19  # numbers that are drawn at once
+_PIECE = 1 << 16  # numbers that are worked on at once, few enough to stay in a core's own memory
 
 _SHIFTS = (0.0, 2.0, 4.0)
-"""How far draws are moved towards large losses, in standard deviations. A third of them has each."""
+"""How far draws are moved towards large losses, in standard deviations, by equal steps. A third of them has each."""
 
 
 class Matrix(Protocol):
@@ -228,30 +230,25 @@ def _bounds(gram: np.ndarray, epsilons: np.ndarray, draws: int) -> tuple[np.ndar
     farther = 1 + np.array(_SHIFTS) / math.sqrt(largest)
     backwards = np.array(_SHIFTS) / math.sqrt(square)
     kinds = len(_SHIFTS)
+    # What a draw is moved by has few values, so that one exponential of the draw serves them all: with X = x + m, each
+    # S_t is the sum of exp(t x^j) exp(t m^j - t^2 G_jj / 2) / b. No exponent reaches 700, since losses end at FARTHEST.
+    moves = (farther[:, None, None] * lifted).reshape(-1, bins)
+    tilts = [np.exp(t * moves - t**2 * diagonal / 2) / bins for t in farther]
+    away = np.exp(-backwards[:, None] * towards - diagonal / 2) / bins
     claimed = max(draws, DRAWS)
     removal, addition = (_Sums(len(epsilons), h, claimed) for _ in range(2))
-    left = draws
-    while left:
-        count = min(left, max(1, _BLOCK // bins))
-        left -= count
-        x = factor @ stream.standard_normal((bins, count))
-        which = stream.integers(kinds, size=count)
-        away = x - towards[:, None] * backwards[which]
-        x += farther[which] * lifted[:, stream.integers(bins, size=count)]
-
-        top, powers = _log_ratio(x, diagonal)
-        ratio = top + np.log(np.exp(powers).mean(axis=0))
-        likely = [ratio]
-        for t in farther[1:]:
-            tilted = np.exp(t * powers - t * (t - 1) * diagonal[:, None] / 2).mean(axis=0)
-            likely.append(t * top + np.log(tilted))
-        removal.add(ratio, ratio + math.log(kinds) - np.logaddexp.reduce(likely))
-
-        means = away.mean(axis=0)
-        top, powers = _log_ratio(away, diagonal)
-        losses = -(top + np.log(np.exp(powers).mean(axis=0)))
+    for x, which, bin_of in _drawn(stream, factor, draws):
+        powers, step = np.exp(x), np.exp(x * (farther[1] - farther[0]))
+        losses = -np.log(np.einsum("nj,nj->n", powers, away[which]))
+        means = x.mean(axis=1) - backwards[which] * square
         likely = [-t * means - t**2 * square / 2 for t in backwards]
         addition.add(losses, math.log(kinds) - np.logaddexp.reduce(likely))
+
+        likely = []
+        for tilt in tilts:
+            likely.append(np.log(np.einsum("nj,nj->n", powers, tilt[which * bins + bin_of])))
+            powers *= step
+        removal.add(likely[0], likely[0] + math.log(kinds) - np.logaddexp.reduce(likely))
     nats = math.log(2 * 2 * len(epsilons) * TRIES / CHANCE)
     reach = [kinds * _most(t) * np.exp((t - 1) * (t * largest / 2 - epsilons)) for t in farther]
     shifted = epsilons - diagonal.mean() / 2
@@ -262,12 +259,23 @@ def _bounds(gram: np.ndarray, epsilons: np.ndarray, draws: int) -> tuple[np.ndar
     )
 
 
-def _log_ratio(x: np.ndarray, diagonal: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the largest X^j - G_jj / 2 of each draw, and all of them less that, in the place of `x`."""
-    x -= diagonal[:, None] / 2
-    top: np.ndarray = x.max(axis=0)
-    x -= top
-    return top, x
+def _drawn(
+    stream: np.random.Generator, factor: np.ndarray, draws: int
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Yield normals of covariance G, float64[n, bins], and of each the number of its shift and of a bin.
+
+    They are drawn in blocks, whose size decides what is drawn, and come in pieces, whose size decides nothing.
+    """
+    bins = len(factor)
+    width = max(1, _PIECE // bins)
+    while draws:
+        count = min(draws, max(1, _BLOCK // bins))
+        draws -= count
+        x = (factor @ stream.standard_normal((bins, count))).T
+        which, bin_of = (stream.integers(most, size=count) for most in (len(_SHIFTS), bins))
+        for start in range(0, count, width):
+            piece = slice(start, start + width)
+            yield np.ascontiguousarray(x[piece]), which[piece], bin_of[piece]
 
 
 def _most(t: float) -> float:
