@@ -550,6 +550,16 @@ def test_the_settings_are_those_that_were_accounted_for(few, sampling, resample)
         assert mechanism.parameters(shape()).rows_per_unit in (None, row["rows_per_unit"])
 
 
+def test_with_rows_of_its_own_the_draws_of_the_config_need_not_be_possible(monkeypatch):
+    """An epoch of these units, one a step, would be too long for noise that is correlated over bins."""
+    monkeypatch.setattr(fixed_bins, "DRAWS", FEWER_DRAWS)
+    monkeypatch.setattr(
+        suggesting, "_families", lambda own, config: [replace(own, sampling="poisson", bands=1)]
+    )
+    found = suggest(config(sampling="bins", bands=10), shape(), SIZE, rows=20_000, count=1)
+    assert found["ranked"][0]["rows_seen"] == pytest.approx(20_000, rel=0.05)
+
+
 def test_it_is_quick(monkeypatch):
     monkeypatch.setattr(fixed_bins, "DRAWS", CLAIMED)
     began = time.thread_time()  # threads of BLAS that wait for work would count as work

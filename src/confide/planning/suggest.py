@@ -105,8 +105,9 @@ def suggest(
         raise InputError(
             "privacy.adjacency: add-or-remove needs literal constants, and a suggestion has none"
         )
-    # with a budget of its own a suggestion needs no batch, which may be more than there are units
-    parameters = (own if rows is None else replace(own, batch=1.0)).parameters(shape)
+    # With a budget of its own a suggestion needs neither batch nor draws, which this data may not allow.
+    plain = own if rows is None else replace(own, batch=1.0, sampling="poisson", bands=1, buffers=0)
+    parameters = plain.parameters(shape)
     budget = own.rows_computed(parameters) if rows is None else rows
     if not STEPS[0] <= budget < math.inf:
         raise InputError(
