@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from confide.config.loading import ENDINGS, is_config
+from confide.config.loading import ENDINGS, is_config, is_run
 from confide.data.readers import Counts, Record, documents, records
 from confide.data.readers.dialogues import is_dialogue, speaker_of
 from confide.data.readers.fields import owners_of, spelt_alike
@@ -127,7 +127,7 @@ class Look:
 def _refuse_config(source: str) -> None:
     """Refuse a config or a run folder, which somebody gave in place of text."""
     path = Path(source).expanduser()
-    if (path / "ledger.jsonl").exists() and (path / "config.yaml").exists():
+    if is_run(path):
         raise InputError(f"{source}: is a run, and has a config: `confide plan {source}` tells what it costs")
     if path.suffix in ENDINGS and path.is_file() and is_config(path):
         raise InputError(f"{source}: is a config already: `confide plan {source}` tells what it costs")

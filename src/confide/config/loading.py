@@ -68,7 +68,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Config:
         raise InputError(
             f"{path}: a config is keys with values, as in `model: bundled`, and this is {kind}{_perhaps_text(path)}"
         )
-    if folder is not None and (folder / "ledger.jsonl").exists():
+    if folder is not None and is_run(folder):
         raw["run"] = str(folder)  # the folder may have been moved since the run
     return check(with_overrides(raw, overrides), str(path))
 
@@ -78,6 +78,11 @@ def _perhaps_text(path: Path) -> str:
     if path.suffix in ENDINGS:
         return ""
     return f". If this is text to train on, `confide init {path}` writes a config for it"
+
+
+def is_run(folder: Path) -> bool:
+    """Tell whether a folder is that of a run which has begun, or of a sweep."""
+    return (folder / "config.yaml").exists() and (folder / "ledger.jsonl").exists()
 
 
 def is_config(path: Path) -> bool:
