@@ -66,7 +66,7 @@ _SIZES: Mapping[Scale, dict[str, Any]] = {
         "kept": {
             KEPT: (4e-3, 6e-3, 9e-3),
             COMMON: (6e-3, 7.5e-3, 9e-3),
-            CONSTANT: (6e-3, 7.5e-3),
+            CONSTANT: (6e-3,),
         },
         "tunes_twins": False,
         "twins": (1e-3, 2e-3, 3e-3),  # of the plain one; 4e-3 breaks down, as the arms' own twins show
