@@ -51,10 +51,10 @@ DATA: dict[str, tuple[Callable[[World], object], str]] = {
     "template with a missing field": (lambda w: w.set(data__text="{subject}\n{text}"), r"line 1: data\.text names 'subject'"),
     "template with a brace too many": (lambda w: w.set(data__text="{text"), r"data\.text: .*braces"),
     "unit field missing": (lambda w: w.set(data__unit="usr"), r"line 1: data\.unit names 'usr'.*did you mean 'user'"),
-    "a row without a unit": (lambda w: w.write(row() + row(user=None)), r"line 2: no unit, the field 'user' is empty"),
+    "a row without a unit": (lambda w: w.write(row() + row(user=None)), r"line 2: no unit, since the field 'user' is empty"),
     "a row with a blank unit": (lambda w: w.write(row() + row(user="  ")), r"line 2: no unit"),
     "a unit that is an object": (lambda w: w.write(row(user={"name": SECRET})), r"line 1: data\.unit field 'user' holds a dict"),
-    "a text that is an object": (lambda w: w.write(row(text={"a": SECRET})), r"line 1: field 'text' holds a dict, not text"),
+    "a text that is an object": (lambda w: w.write(row(text={"a": SECRET})), r"line 1: field 'text' holds an object, not text"),
     "all texts empty": (lambda w: w.write(row(text="") + row(text="  ")), r"all 2 texts up to .*text\.jsonl line 2 are empty.*data\.text"),
     "texts of one token": (lambda w: w.write(row(text="a") + row(text="b")).set(tokenizer=str(bare_tokenizer(w))), r"text\.jsonl: no text was left to train on"),
     "empty folder": (lambda w: ((w.folder / "mails").mkdir(), w.set(data__train="mails")), r"mails: the folder is empty"),
@@ -313,7 +313,7 @@ def test_a_run_in_the_home_folder_lies_there(world, monkeypatch):
 def test_eval_without_anything_held_out(world):
     world.set(data__eval=None)
     assert confide("train", world.path).code == 0
-    refused(confide("eval", world.run), r"run: the config holds no evaluation data \(data\.eval\)")
+    refused(confide("eval", world.run), r"run: this run held out no text \(data\.eval\)")
 
 
 USAGE: dict[str, tuple[tuple[str, ...], str]] = {

@@ -83,7 +83,9 @@ def repeated(told: Iterable[CanaryScores]) -> dict[str, Any]:
     for each in runs[1:]:
         _check_alike(runs[0], each)
     if len({each.manifest.seed for each in runs}) < len(runs):
-        raise InputError("two of these runs have the same coins: each needs a run key of its own")
+        raise InputError(
+            "two of these runs have the same run key, or one folder was given twice: each run needs a key of its own"
+        )
     claim = runs[0].claim
     scores = np.array([each.scores[0] for each in runs])
     coins = np.array([each.coins[0] for each in runs])

@@ -60,7 +60,7 @@ def audit(
     if len(runs) > 1:
         if attacks not in (None, "claim"):
             raise InputError(
-                f"--attacks {attacks}: several runs are attacked together in the claim that they share"
+                f"--attacks {attacks}: of several runs only the claim is attacked: leave --attacks out, or give one RUN"
             )
         found = _together(runs, twin)
     else:

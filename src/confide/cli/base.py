@@ -152,6 +152,18 @@ _OUTSIDE = {
 _TOGETHER = {"train", "evaluate"}  # verbs that several ranks run together
 
 
+_MORE_MEMORY = "memory ran out: end other programs, or use a machine with more memory"
+_OUT_OF_MEMORY = {
+    "train": "memory ran out: set train.micro_tokens lower, train.gradient_checkpointing: true, or both",
+    "synthesize": "memory ran out: give a smaller --batch, or a smaller --max-new-tokens",
+    "generate": "memory ran out: give a shorter prompt, or a smaller --max-new-tokens",
+    "export": _MORE_MEMORY,
+    "init": _MORE_MEMORY,
+    "prepare": _MORE_MEMORY,
+}
+"""By verb, what to do; other verbs pass rows through the model, as training does."""
+
+
 class Stopped(Exception):
     """The user stopped the work; it can be resumed."""
 
@@ -185,13 +197,13 @@ def verb(function: Callable[..., None]) -> Callable[..., None]:
             _write_to_nobody()
             raise typer.Exit(128 + signal.SIGPIPE) from None
         except (Exception, KeyboardInterrupt) as error:
-            end(*_told(error), as_json=bool(kwargs.get("as_json")))
+            end(*_told(error, function.__name__), as_json=bool(kwargs.get("as_json")))
 
     return run
 
 
-def _told(error: BaseException) -> tuple[int, str]:
-    """Return the exit code for an error, and what to say of it."""
+def _told(error: BaseException, verb: str) -> tuple[int, str]:
+    """Return the exit code for an error of a verb, and what to say of it."""
     match error:
         case Faults():
             return 2, str(error)
@@ -206,9 +218,9 @@ def _told(error: BaseException) -> tuple[int, str]:
         case KeyboardInterrupt():
             return 130, "stopped; run the same command again to go on"
         case OSError() if error.errno in _OUTSIDE:
-            return 2, on_one_line(f"{error.filename or 'the run folder'}: {error.strerror}")
+            return 2, on_one_line(f"{error.filename or 'a file that confide writes'}: {error.strerror}")
     if _ran_out(error):
-        return 2, "memory ran out: set train.micro_tokens lower, train.gradient_checkpointing: true, or both"
+        return 2, _OUT_OF_MEMORY.get(verb, _OUT_OF_MEMORY["train"])
     traceback.print_exception(error)
     return 3, "internal error: this is a fault of confide, not of your input"
 

@@ -59,7 +59,7 @@ def redact(
         raise InputError(f"{'--out' if draws is None else '--draws'} is for --sample SHARE")
     if marks is not None and (sample is not None or against is not None):
         raise InputError(
-            f"--marks checks a file, and {'--sample' if against is None else '--against'} does not"
+            f"--marks and {'--sample' if against is None else '--against'} do different things: give one of them"
         )
     if sample is not None and against is not None:
         raise InputError("--against is for the preview, and --sample writes a file: give one of them")

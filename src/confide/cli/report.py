@@ -58,7 +58,7 @@ def report(
         raise InputError("--out is for the page, and --json prints facts in its place: give one of them")
     if len(runs) > 1:
         if registry is not None:
-            raise InputError("--registry: an entry is of one run")
+            raise InputError("--registry: an entry is about one run, so give one RUN")
         found = compare([Facts.of(run, with_measured=True) for run in runs])
         if as_json:
             print_json(list(found.rows))

@@ -352,7 +352,7 @@ def evaluate(
         raise InputError(f"--{min(given).replace('_', '-')} is an option of --personalise")
     loaded = Run.load(run, twin)
     if not base and loaded.checkpoints.last() is None:
-        raise InputError(f"{loaded.folder}: nothing was trained here yet")
+        raise InputError(f"{loaded.folder}: nothing was trained here yet; `{loaded.command}` does")
     with Ranks.joined() as ranks:
         job = Job.of(loaded, Console(quiet=not ranks.first), ranks)
         phase_runner = job.phase_runner()
@@ -364,7 +364,10 @@ def evaluate(
     if not ranks.first:
         return
     if result is None:
-        raise InputError(f"{run}: the config holds no evaluation data (data.eval)")
+        raise InputError(
+            f"{run}: this run held out no text (data.eval): set data.eval in your config, and train in another `run` "
+            "folder"
+        )
     if as_json:
         print_json(result | fitted)
         return

@@ -48,7 +48,7 @@ def asked(found: Look) -> Candidate | None:
             return proposal
         if not answer:
             return proposal
-        if answer == "none":
+        if answer.lower() == "none" and answer not in found.fields:
             return None
         if answer.isdecimal() and 1 <= int(answer) <= len(found.people[:_MOST]):
             return found.people[int(answer) - 1]
@@ -61,7 +61,10 @@ def asked(found: Look) -> Candidate | None:
         if len(meant) == 1:
             print(f"{meant[0]!r} is the text: choose a field that says whose it is")
         else:
-            print(f"{answer!r} is {'several' if meant else 'none'} of the fields: {named(found.fields)}")
+            fault = (
+                f"several fields may be meant by {answer!r}" if meant else f"no field is called {answer!r}"
+            )
+            print(f"{fault}; the fields are: {named(found.fields)}")
 
 
 def _counted(found: Look, name: str) -> Candidate | None:

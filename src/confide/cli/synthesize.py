@@ -210,8 +210,10 @@ def _lines(prompts: Path | None) -> tuple[str, ...]:
         raise InputError(f"--prompts {prompts}: no such file: give one with a prompt in each line")
     try:
         found = tuple(line for line in prompts.read_text("utf-8").splitlines() if line.strip())
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"--prompts {prompts}: cannot be read ({type(error).__name__})") from None
+    except UnicodeDecodeError:
+        raise InputError(f"--prompts {prompts}: not UTF-8 text; save it as UTF-8") from None
+    except OSError as error:
+        raise InputError(f"--prompts {prompts}: {error.strerror}") from None
     if not found:
         raise InputError(f"--prompts {prompts}: holds no prompt")
     return found

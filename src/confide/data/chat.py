@@ -156,9 +156,9 @@ class ChatTemplate:
             raise InputError(f"{where}: names no role (in a field role, speaker or from)")
         role = self._speakers.get(speaker) or OTHER_NAMES.get(speaker.lower(), speaker.lower())
         if role not in ROLES:
-            shown = repr(speaker) if len(speaker) <= 40 else "somebody of a very long name"
+            # What stands there may be a person's name.
             raise InputError(
-                f"{where}: is of {shown}, which is none of {', '.join(ROLES)}; say in data.speakers which role it has"
+                f"{where}: its role is none of {', '.join(ROLES)}: give its speaker a role in data.speakers"
             )
         kept = {
             key: message[key]

@@ -186,7 +186,7 @@ class Conditions:
             check_shares(path, [entry[SHARE] for entry in entries], counted.shares)
             return counted
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
-            raise InputError(f"{path} is damaged") from None
+            raise InputError(f"{path} is damaged: copy the release again, or give --prompts") from None
 
     def to_json(self) -> dict[str, Any]:
         entries = [

@@ -18,7 +18,7 @@ from confide.data.readers.enron import clean_enron
 from confide.data.readers.opening import How
 from confide.data.readers.quotes import strip_quotes
 from confide.data.readers.readers import Files, found
-from confide.data.wording import is_worded, loss_on, wording_of
+from confide.data.wording import is_worded, loss_on, read_key, wording_of
 from confide.utils.errors import InputError
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class Recipe:
         )
 
     def numbering(self, counts: Counts) -> Numbering:
-        return Numbering(self.data.text, self.data.unit, self.data.without_unit, counts)
+        return Numbering(read_key(self.data), self.data.unit, self.data.without_unit, counts)
 
 
 def _before(conditions: Conditions, counts: Counts, record: Record) -> tuple[str, int]:

@@ -54,9 +54,9 @@ class Lengths:
             lengths = cls(tuple(int(each) for each in found["bounds"]), Counted.from_json(found["counted"]))
             check_shares(path, found["shares"], lengths.shares)
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
-            raise InputError(f"{path} is damaged") from None
+            raise InputError(f"{path} is damaged: copy the release again, or give --max-new-tokens") from None
         if len(lengths.bounds) != len(lengths.counted.counts) or min(lengths.bounds, default=0) < 1:
-            raise InputError(f"{path} is damaged")
+            raise InputError(f"{path} is damaged: copy the release again, or give --max-new-tokens")
         return lengths
 
     def to_json(self) -> dict[str, Any]:

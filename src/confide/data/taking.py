@@ -11,6 +11,7 @@ from confide.data.documents import ONLY_QUOTES, STRIPPED
 from confide.data.part_work import Finished, Item, Remarks
 from confide.data.readers import Counts
 from confide.data.readers.documents import Blank, Numbering
+from confide.data.wording import read_key
 
 if TYPE_CHECKING:
     from confide.config.data_section import Data
@@ -30,7 +31,7 @@ def taken(items: Iterable[Item], data: Data, counts: Counts, after: Counter[str]
     """
     made = _heard(items, counts)
     rest = (each if isinstance(each, Blank) else each.document for each in made)
-    numbering = Numbering(data.text, data.unit, data.without_unit, counts)
+    numbering = Numbering(read_key(data), data.unit, data.without_unit, counts)
     kept = 0
     while data.max_documents is None or kept < data.max_documents:
         each = next(made, None)

@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from confide.config.schema import Config
 
 
+def read_key(data: Data) -> str:
+    """Return the key that says which text is read, with its value, as in "data.text ('body')"."""
+    key = "messages" if data.messages is not None else "completion" if data.completion is not None else "text"
+    return f"data.{key} ({getattr(data, key)!r})"
+
+
 def wording_of(data: Data, spans: str | None, loss_on: str, tokenizer: Any) -> Wording | None:
     """Return how a config makes a record's text, if not by `data.text`.
 
@@ -73,7 +79,8 @@ class _Completions:
     """A prompt and its completion: two texts, or two lists of messages of one conversation."""
 
     def __init__(self, data: Data, loss_on: str, tokenizer: Any) -> None:
-        self._prompt, self._completion = Template(str(data.prompt)), Template(str(data.completion))
+        self._prompt = Template(str(data.prompt), "data.prompt")
+        self._completion = Template(str(data.completion), "data.completion")
         self._loss_on, self._speakers, self._tokenizer = loss_on, data.speakers, tokenizer
         self._template: ChatTemplate | None = None
 

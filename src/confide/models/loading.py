@@ -270,7 +270,8 @@ def check_length(settings: Any, config: "Config") -> None:
         longest -= (settings.pad_token_id or 0) + 1
     if longest is not None and config.data.max_length > longest:
         raise InputError(
-            f"data.max_length: {config.data.max_length} is more than the {longest} of {config.model!r}"
+            f"data.max_length: {config.data.max_length} tokens are more than the {longest} that {config.model!r} "
+            f"reads: set {longest} or less"
         )
 
 
@@ -313,7 +314,11 @@ def _fit_vocabulary(model: Any, config: "Config", vocabulary: int | None) -> Non
     before = len(real) if vocabulary is None else vocabulary - len(new)
     before = max(before, *(last + 1 for last in real[-1:]), 0)
     if before > entries:
-        raise InputError(f"tokenizer: it has {before} entries, but {config.model!r} has {entries} embeddings")
+        key = "tokenizer" if config.tokenizer else "model"
+        raise InputError(
+            f"{key}: the tokenizer has {before} entries, and {config.model!r} has embeddings for {entries}: set "
+            "`tokenizer` to the one that this model was trained with"
+        )
     if not new:
         return
     unused = {name: model.get_parameter(name) for name in unused_of(model)}

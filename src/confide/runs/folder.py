@@ -222,6 +222,11 @@ class Run:
         """True if steps were recorded here: a run that has begun keeps the rows it began with."""
         return self.ledger_path.exists() or (self.root / "ledger.jsonl").exists()
 
+    @property
+    def command(self) -> str:
+        """The command that begins this run, or goes on with it."""
+        return f"confide train {self.root}{' --twin' if self.folder != self.root else ''}"
+
     def bind(self) -> None:
         """Make the folder this config's own, or refuse if it holds another run's steps, or a release alone."""
         if self.release.exists() and not self.ledger_path.exists():
@@ -304,7 +309,10 @@ class Run:
         if path.exists():
             return RunKey.load(path)
         if self.ledger_path.exists():
-            raise InputError(f"{path} is missing, and without it the run cannot be resumed")
+            raise InputError(
+                f"{path} is missing, and without it the run cannot be resumed: put it back, or begin again in another "
+                "`run` folder"
+            )
         self._make_folder()
         return RunKey.create(path)
 

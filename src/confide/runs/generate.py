@@ -87,7 +87,9 @@ def writer_of(root: Path, base_at: str | None = None) -> Released | Alone:
     if found := Alone.of(root, base_at):
         return found
     if base_at is not None:
-        raise InputError(f"--base is for a release without its run: {root} names its base itself")
+        raise InputError(
+            f"--base is for a release without its run: {root} names its base itself, so leave --base out"
+        )
     return writer(root)
 
 
@@ -137,7 +139,8 @@ class Prompter:
         try:
             text: str = self.tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
         except TemplateError as error:
-            raise InputError(f"--chat: the chat template refuses this: {error}") from None
+            way = "give --no-chat" if self.options.system is None else "leave --system out, or give --no-chat"
+            raise InputError(f"the chat template refuses the prompt: {error}: {way}") from None
         return text
 
 

@@ -138,7 +138,7 @@ class Job:
         """
         checkpoint = self.run.checkpoints.last()
         if checkpoint is None:
-            raise InputError(f"{self.run.folder}: nothing was trained here yet")
+            raise InputError(f"{self.run.folder}: nothing was trained here yet; `{self.run.command}` does")
         self.check_begun()
         return checkpoint.step, checkpoint.load(self.seal, self.run.ledger_path)
 
@@ -355,8 +355,9 @@ class Job:
         differing = [name for name in ours if name != "canaries" and begun.get(name) != ours[name]]
         if differing:
             raise InputError(
-                f"{self.run.ledger_path} records the beginning of another run than what lies here now (differs in "
-                f"{', '.join(differing)}), or one of another version of confide: what it drew cannot be told"
+                f"{self.run.ledger_path}: this run began with another {' and '.join(differing)} than there is now, or "
+                "under another version of confide, so that nobody can tell what it drew: put them back as they "
+                "were, or train anew in another `run` folder"
             )
 
     def provenance(self) -> dict[str, str]:

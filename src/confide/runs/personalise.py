@@ -112,7 +112,10 @@ def personalise(
     if job.ranks.several:
         raise InputError("--personalise: runs in one process, so start it without torchrun")
     if job.prepared.held_out is None:
-        raise InputError("data.eval: there are no held-out users to personalise for")
+        raise InputError(
+            "data.eval: this run held out no users to personalise for: set data.eval in your config, and train in "
+            "another `run` folder"
+        )
     copies = _Copies(
         job.model, job.task, job.prepared.held_out, job.micro_tokens, epochs, optimizer, progress
     )

@@ -90,10 +90,10 @@ class Planting:
         if bad:
             name, length = self._config.privacy.mechanism, self._config.data.max_length
             raise InputError(
-                f"canaries.template: in {bad} of {len(self.manifest.canaries)} canaries the detector finds the number, "
-                f"or nothing beside it in {length} tokens, and {name} protects a secret that it misses in a row in "
-                "which it finds something: put such a thing into the template, beside the number, or take other "
-                "canaries.digits"
+                f"canaries.template: with mechanism {name} the detector must miss the number of a canary, and find "
+                f"something else within the same {length} tokens. This fails for {bad} of "
+                f"{len(self.manifest.canaries)} canaries: put something that the detector finds into the template, "
+                "beside the number, or take other canaries.digits"
             )
 
     def _rows_of(self, canary: Canary) -> list[np.ndarray]:

@@ -30,7 +30,7 @@ from confide.data.taking import taken
 from confide.data.text_work import Rows, Text, TextWork
 from confide.data.unit_graph import GraphWriter, UnitGraph
 from confide.data.within import part
-from confide.data.wording import loss_on
+from confide.data.wording import loss_on, read_key
 from confide.privacy import mechanisms
 from confide.privacy.secret_targets import class_of
 from confide.randomness.streams import RunKey
@@ -259,8 +259,8 @@ class Reading:
             raise InputError(f"{source}: no text was left to {purpose} ({self._counted().sentence()})")
         if trains and share and not writers["eval"].rows:
             raise InputError(
-                f"data.eval: a share of {share:g} of the units left none to hold out: there are too few; raise it if "
-                "there are several, or name a file"
+                f"data.eval: a share of {share:g} of the units left none to hold out, since there are too few: set a "
+                "larger share, or name a file of held-out text"
             )
 
     def _write(
@@ -350,14 +350,14 @@ class Reading:
         if self.finders is not None and not self.any_found:
             raise InputError(
                 f"secrets: none was found in {source}: check what `secrets` lists, and that "
-                f"{self._text()} is the text that holds them"
+                f"{read_key(self.config.data)} is the text that holds them"
             )
         if self.redacted is None:
             return
         if not self.redacted.any_found:
             raise InputError(
                 f"detector: nothing sensitive was found in {source}: check what `detector` looks for, and that "
-                f"{self._text()} is the text that holds it"
+                f"{read_key(self.config.data)} is the text that holds it"
             )
         if "public" in writers and not writers["public"].rows:
             if marks_of(config) is not None:
@@ -368,18 +368,6 @@ class Reading:
             )
         if not writers["train"].rows:
             raise InputError(f"detector: what it finds in {source} is in no row that predicts anything")
-
-    def _text(self) -> str:
-        """Return the key that says which text is read, with its value."""
-        data = self.config.data
-        key = (
-            "messages"
-            if data.messages is not None
-            else "completion"
-            if data.completion is not None
-            else "text"
-        )
-        return f"data.{key} ({getattr(data, key)!r})"
 
     def _mentions(self, batch: list[Document]) -> list[list[Mention]] | None:
         """Find where each document mentions secrets; None if units are not secrets.
@@ -400,7 +388,10 @@ class Reading:
 
     def _label(self, document: Document, held_out: bool) -> int:
         if document.label is None:
-            raise InputError(f"{document.where}: has no label in field {self.config.data.label!r}")
+            raise InputError(
+                f"{document.where}: has no label in field {self.config.data.label!r} (data.label): fill it in, or "
+                "remove this record"
+            )
         label = self.classes.setdefault(str(document.label), len(self.classes))
         if held_out:
             self.held.setdefault(label, document.where)
@@ -413,7 +404,10 @@ class Reading:
         field = self.config.data.label
         for label, where in self.held.items():
             if label not in self.trained:
-                raise InputError(f"{where}: the class in field {field!r} is that of no training row")
+                raise InputError(
+                    f"{where}: no training row has the class of this held-out row (field {field!r}): add one to "
+                    "data.train, or remove this row"
+                )
         if self.has_classes and len(self.trained) < 2:
             raise InputError(
                 f"data.label: field {field!r} holds one class alone, so there is nothing to tell apart"

@@ -72,7 +72,7 @@ class Released:
         if not twin and is_sweep(root):
             return cls(*_of_sweep(root))
         run = Run.load(root, twin)
-        again = f"confide train {root}{' --twin' if twin else ''}"
+        again = run.command
         if not run.release.is_dir():
             if run.checkpoints.last() is None:
                 raise InputError(f"{run.folder}: nothing was trained here yet; `{again}` does")
@@ -146,7 +146,8 @@ class Released:
         prepared = preparation.load(self.run.config, self.run.data, self.run.data_key(), self.run.given)
         if prepared is None:
             raise InputError(
-                f"{self.run.data}: the prepared rows are not there, which say how many classes there are"
+                f"{self.run.data}: the prepared rows are gone, which say how many classes there are: `confide prepare "
+                f"{self.run.root}` makes them again"
             )
         return prepared.classes
 

@@ -141,7 +141,7 @@ def _some_units(job: Job) -> Draw:
         if units == UNITS:
             break
     if not units:
-        raise InputError("train.batch: it is so small that a thousand draws in a row held nothing")
+        raise InputError("train.batch: a thousand draws in a row held nothing: set it higher")
     return Draw(rows, np.array(group), np.array(weight, np.float32), np.array(labels) if labels else None)
 
 

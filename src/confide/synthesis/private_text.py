@@ -94,11 +94,14 @@ class PrivateText:
                 "the form of data.train"
             )
         if not (run.data / RECORD).is_file():
-            raise InputError(f"{run.data}: the prepared rows are gone, which say whose text trained")
+            raise InputError(
+                f"{run.data}: the prepared rows are gone, which say whose text trained: `confide prepare {run.root}` "
+                "makes them again"
+            )
         if preparation.outdated(self.config, run.data, run.data_key()):
             raise InputError(
                 f"{self.config.data.train}: the text has changed, or is gone, since this run read it, so it is not "
-                "what the model learnt from"
+                "what the model learnt from: put the files back as they were"
             )
 
     def train(self) -> Iterator[Text]:

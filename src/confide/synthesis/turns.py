@@ -81,7 +81,9 @@ class Conversations:
                 [*talk, {"role": role, "content": _MARK}], tokenize=False
             )
         except TemplateError as error:
-            raise InputError(f"--turns: the chat template refuses this: {error}") from None
+            raise InputError(
+                f"--turns: the chat template refuses such a conversation: {error}: leave --turns out"
+            ) from None
         before, mark, after = text.partition(_MARK)
         if not mark:
             raise InputError(f"--turns: the chat template of this model does not show what a {role} says")

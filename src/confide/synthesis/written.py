@@ -38,7 +38,7 @@ class Written:
             content = path.read_bytes()
             rows = list(_rows(path, content))
         except OSError as error:
-            raise InputError(f"{path}: cannot be read ({type(error).__name__})") from None
+            raise InputError(f"{path}: {error.strerror}") from None
         except Exception as error:  # pyarrow has several of its own
             raise InputError(
                 f"{path}: is no corpus: one has a document a line, as JSON, or is a Parquet file "

@@ -157,7 +157,9 @@ def _range(argument: str, key: str, low: Any, high: Any, log: bool) -> Range:
     if not all(isinstance(end, int | float) and not isinstance(end, bool) for end in (low, high)):
         raise InputError(f"{argument!r}: a range goes from one number to another")
     if not (low < high and math.isfinite(high - low)):
-        raise InputError(f"{argument!r}: the range is empty: it goes from the smaller number to the larger")
+        raise InputError(
+            f"{argument!r}: the first number of a range must be below the second, and both finite"
+        )
     if log and low <= 0:
         raise InputError(f"{argument!r}: :log needs numbers above 0")
     return Range(key, low, high, log, is_whole(key))

@@ -217,8 +217,8 @@ def _refuse_another(ledger: Ledger, header: dict[str, Any], run: Run) -> None:
     differing = [name for name in header if ledger.entries[0].get(name) != header[name]]
     if differing:
         raise InputError(
-            f"{run.root} holds another sweep (differs in {', '.join(differing)}): choose another `run` folder, or "
-            "remove this one"
+            f"{run.root} holds another sweep (differs in {', '.join(differing)}): choose another `run` folder. If this "
+            "one has released a model, count what both sweeps cost together"
         )
 
 

@@ -1,4 +1,6 @@
-"""Make sentences of the lines of a claim, which are clauses."""
+"""Make sentences of the lines of a claim, which are clauses, and name numbers of things and kinds of values."""
+
+from typing import Any
 
 
 def bare(text: str) -> str:
@@ -24,3 +26,21 @@ def sentences(clauses: str) -> list[str]:
 def many(number: int, noun: str) -> str:
     """Return a number with its noun, whose plural ends with s: `1 unit`, `2,000 units`."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def kind_of(value: Any) -> str:
+    """Name the kind of a value as data formats do: "an object", "a list", "a number", "a text", "null"."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true or false"
+        case int() | float():
+            return "a number"
+        case str() | bytes():
+            return "a text"
+        case dict():
+            return "an object"
+        case list() | tuple():
+            return "a list"
+    return "a value of another kind"

@@ -71,7 +71,7 @@ def test_a_dialogue_in_which_nothing_is_said_is_an_empty_text():
             TURNS,
             {"USER": "U"},
             None,
-            r"^here: turn 2: is of 'SYSTEM', whom data\.speakers does not list \(USER\)",
+            r"^here: turn 2: its speaker is not in data\.speakers \(USER\)",
         ),
         ([{"text": "x"}], None, None, r"^here: turn 1: names no speaker"),
         ([*TURNS, "plain"], PROMPTS, None, r"^here: turn 4: names no speaker"),
@@ -81,7 +81,7 @@ def test_a_dialogue_in_which_nothing_is_said_is_an_empty_text():
             None,
             r"turn 1: has no field text, content, value; .* speaker, said",
         ),
-        ([{"speaker": "a", "text": 3}], None, None, "turn 1: holds a int, not text"),
+        ([{"speaker": "a", "text": 3}], None, None, "turn 1: holds a number, not text"),
         (TURNS, None, "span", r"turn 1: detector\.spans names 'span'"),
         ([*TURNS, {"speaker": "a", "text": "b"}], None, "spans", "turn 4: detector.spans names 'spans'"),
         *(

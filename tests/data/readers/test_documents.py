@@ -77,7 +77,7 @@ def test_addresses(value, found):
 
 @pytest.mark.parametrize("unit", [None, "", "  ", float("nan"), []])
 def test_a_document_without_a_unit_is_an_error(unit):
-    with pytest.raises(InputError, match=r"mail\.jsonl line 1: no unit, the field 'user' is empty"):
+    with pytest.raises(InputError, match=r"mail\.jsonl line 1: no unit, since the field 'user' is empty"):
         one({"body": "b", "user": unit}, text="body", unit="user")
 
 
@@ -100,8 +100,8 @@ def test_no_owner_among_several_fields_is_an_error_and_one_blank_field_is_counte
         ({"text": "{body} {x}", "unit": None}, r"data\.text names 'x'"),
         ({"text": "body", "unit": "usr"}, r"data\.unit names 'usr'.*did you mean 'user'"),
         ({"text": "body", "unit": None, "label": "tga"}, r"data\.label names 'tga'.*did you mean 'tag'"),
-        ({"text": "nest", "unit": None}, "field 'nest' holds a dict, not text"),
-        ({"text": "body", "unit": "nest"}, "'nest' holds a dict, not a name"),
+        ({"text": "nest", "unit": None}, "field 'nest' holds an object, not text"),
+        ({"text": "body", "unit": "nest"}, "'nest' holds an object, not a name"),
         ({"text": "body", "unit": None, "label": "nest"}, "'nest' holds no label"),
     ],
 )
@@ -149,3 +149,10 @@ def test_a_value_that_is_no_number_is_an_empty_field():
     nothing = float("nan")
     assert Template("{subject}\n{body}").fill({"subject": nothing, "body": "said"}, "here") == "\nsaid"
     assert Template("body").fill({"body": nothing}, "here") == ""
+
+
+def test_a_template_names_the_key_that_it_stands_in():
+    with pytest.raises(InputError, match=r"^data\.prompt: the template '\{question' has unbalanced braces"):
+        Template("{question", "data.prompt")
+    with pytest.raises(InputError, match=r"^here: data\.prompt names 'question'"):
+        Template("{question}?", "data.prompt").fill({"body": "said"}, "here")

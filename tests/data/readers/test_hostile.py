@@ -45,10 +45,10 @@ def refused(source, match, **how):
         ("-Infinity", "'user' holds an infinite number, not a name"),
         ("1e999", "'user' holds an infinite number, not a name"),
         ("[[[[[[[[[[[[1]]]]]]]]]]]]", "'user' holds a list, not a name"),
-        ('{"a": 1}', "'user' holds a dict, not a name"),
+        ('{"a": 1}', "'user' holds an object, not a name"),
         ("9" * 5000, r"not valid JSON \(a number is too long\)"),
         ("[" * 100_000, r"not valid JSON \(nested too deeply\)"),
-        ("NaN", "no unit, the field 'user' is empty"),
+        ("NaN", "no unit, since the field 'user' is empty"),
     ],
 )
 def test_units_that_are_none(tmp_path, value, said):

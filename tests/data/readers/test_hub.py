@@ -47,3 +47,16 @@ def test_the_first_row_is_there_before_the_last_shard_is_read(dataset):
     assert [next(found).fields["body"] for _ in range(2)] == ["a", "b"]
     with pytest.raises(InputError, match=r"set: split 'train' breaks off after row 2"):
         next(found)
+
+
+def test_a_shard_of_other_types_is_refused_and_no_value_of_it_is_shown(tmp_path, capfd):
+    """Columns get the types of the first shard, and pyarrow's message would hold the value that does not fit."""
+    folder = tmp_path / "set"
+    folder.mkdir()
+    (folder / "train-00000.parquet").write_bytes(as_parquet([{"body": "a", "user": 1}]))
+    (folder / "train-00001.parquet").write_bytes(as_parquet([{"body": "b", "user": "Jane Roe"}]))
+    with pytest.raises(InputError, match="breaks off after row 1") as caught:
+        list(records(folder, "hub"))
+    assert "same columns and types" in str(caught.value)
+    told = capfd.readouterr()
+    assert "Jane Roe" not in str(caught.value) + told.out + told.err

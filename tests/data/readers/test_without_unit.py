@@ -23,7 +23,8 @@ def test_refused_with_the_number_of_them_all_and_what_to_do():
     with pytest.raises(InputError) as caught:
         read()
     said = str(caught.value)
-    assert said.startswith("t.csv line 3: no unit, the field 'user' is empty, and so of 3 of 7 records")
+    assert said.startswith("t.csv line 3: no unit, since the field 'user' is empty (data.unit); ")
+    assert "this is the first of 3 such documents in 7 records" in said
     assert "data.without_unit: drop (leave them out) or own (protect each by itself)" in said
 
 

@@ -8,6 +8,7 @@ from typing import Any, TypeGuard
 
 from confide.data.readers.fields import clean_text
 from confide.utils.errors import InputError
+from confide.utils.sentences import kind_of
 
 _SPEAKERS = ("speaker", "role", "from")
 _TEXTS = ("text", "content", "value")
@@ -95,10 +96,17 @@ def _prompt(turn: Any, speakers: Mapping[str, str], where: str) -> str:
             return ""
         raise InputError(f"{where}: names no speaker (in a field {', '.join(_SPEAKERS)})")
     if speakers and speaker not in speakers:
-        shown = repr(speaker) if len(speaker) <= 40 else "a speaker of a very long name"
-        raise InputError(f"{where}: is of {shown}, whom data.speakers does not list ({', '.join(speakers)})")
+        # The speaker's name is a person's, often.
+        raise InputError(
+            f"{where}: its speaker is not in data.speakers ({', '.join(speakers)}): add the speaker there, or leave "
+            "data.speakers out, which shows each by name"
+        )
     prompt = clean_text(speakers[speaker] if speakers else f"{speaker}:")
     return prompt if not prompt or prompt[-1].isspace() else f"{prompt} "
+
+
+def _has_type(part: Any) -> bool:
+    return isinstance(part, Mapping) and isinstance(part.get("type"), str)
 
 
 def said_in(turn: Any, where: str) -> str:
@@ -122,8 +130,8 @@ def said_in(turn: Any, where: str) -> str:
     ]
     if not all(isinstance(text, str) for text in texts):
         what = next(part for part, text in zip(parts, texts, strict=True) if not isinstance(text, str))
-        kind = str(what.get("type", "mapping"))[:40] if isinstance(what, Mapping) else type(what).__name__
-        raise InputError(f"{where}: holds a {kind}, not text")
+        part = f"a part of type {str(what['type'])[:40]!r}" if _has_type(what) else kind_of(what)
+        raise InputError(f"{where}: holds {part}, not text")
     return "".join(map(str, texts))
 
 

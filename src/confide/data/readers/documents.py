@@ -12,6 +12,7 @@ from confide.data.layout import Layout, Place
 from confide.data.readers.dialogues import Dialogue, is_dialogue
 from confide.data.readers.fields import Template, clean_text, label_of, lookup, owners_of
 from confide.utils.errors import InputError
+from confide.utils.sentences import many
 
 LARGEST = 1 << 27
 """The default limit of a document, in bytes: a book has a million."""
@@ -163,7 +164,8 @@ def documents(
     is refused at once.
     """
     made = made_of(records, text, unit, label, speakers, spans, without_unit, largest, wording)
-    return numbered(made, Numbering(text, unit, without_unit, Counts() if counts is None else counts))
+    numbering = Numbering(f"data.text ({text!r})", unit, without_unit, Counts() if counts is None else counts)
+    return numbered(made, numbering)
 
 
 def numbered(made: Iterator[Made], numbering: Numbering) -> Iterator[Document]:
@@ -269,13 +271,14 @@ class Numbering:
     """What a document's place among the others decides: its number, the unit of one that nobody owns, and the counts.
 
     Args:
-        text, unit, without_unit, counts: as of `documents`.
+        read: the key that says which text is read, with its value, as in "data.text ('body')".
+        unit, without_unit, counts: as of `documents`.
     """
 
     def __init__(
-        self, text: str, unit: str | Sequence[str] | None, without_unit: WithoutUnit, counts: Counts
+        self, read: str, unit: str | Sequence[str] | None, without_unit: WithoutUnit, counts: Counts
     ) -> None:
-        self._text, self._without_unit, self._counts = text, without_unit, counts
+        self._key, self._without_unit, self._counts = read, without_unit, counts
         self._names = [unit] if isinstance(unit, str) else unit
         self._read = self._kept = 0
         self._where = ""
@@ -322,7 +325,10 @@ class Numbering:
     def check_end(self) -> None:
         """Raise InputError if there was no record, or no document, or none that has the unit's field."""
         if not self._read:
-            raise InputError("no record is left to read: every one was removed before it became a document.")
+            raise InputError(
+                "no record is left to read. If data.clean removed them all, set it to none, or check that these are "
+                "mails with from, to, date and body."
+            )
         self.check_fields()
         if not self._kept and self._counts[DROPPED]:
             raise InputError(
@@ -331,7 +337,7 @@ class Numbering:
         if not self._kept:
             raise InputError(
                 f"all {self._read} texts up to {self._where} are empty: "
-                f"check that data.text ({self._text!r}) names the right field."
+                f"check that {self._key} names the right field."
             )
 
     def check_fields(self) -> None:
@@ -351,10 +357,15 @@ class Numbering:
             read += 1
             number += isinstance(each, Document) and not each.units
         what = f"field {names[0]!r} is" if len(names) == 1 else f"fields {', '.join(names)} are"
-        of = f"the first {read:,} records" if read == limit else f"{read:,} records"
+        of = f"the first {read:,} records" if read == limit else many(read, "record")
+        these = (
+            f"this is the first of {number:,} such documents"
+            if number > 1
+            else "this is the only such document"
+        )
         return InputError(
-            f"{where}: no unit, the {what} empty, and so of {number:,} of {of}, this one the first; choose another "
-            "data.unit, or say data.without_unit: drop (leave them out) or own (protect each by itself)."
+            f"{where}: no unit, since the {what} empty (data.unit); {these} in {of}. Choose another data.unit, or set "
+            "data.without_unit: drop (leave them out) or own (protect each by itself)."
         )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from confide.utils.errors import InputError
+from confide.utils.sentences import kind_of
 
 _MISSING = object()
 _DEEPEST = 8  # lists within lists of names
@@ -23,37 +24,37 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 class Template:
     r"""`body`, or `{subject}\n{body}`: the fields that make a text. `{{` and `}}` stand for braces.
 
+    Args:
+        source: the template.
+        key: the config key that it stands in, which errors name.
+
     Raises InputError for unbalanced braces, empty ones, and format specifications.
     """
 
-    def __init__(self, source: str) -> None:
-        self.source = source
+    def __init__(self, source: str, key: str = "data.text") -> None:
+        self.source, self._key = source, key
         if "{" not in source and "}" not in source:
             if not source:
-                raise InputError("data.text is empty: name the field that holds the text.")
+                raise InputError(f"{key} is empty: name the field that holds the text.")
             self.parts: list[tuple[str, str | None]] = [("", source)]
             return
         try:
             parsed = list(string.Formatter().parse(source))
         except ValueError as error:
             raise InputError(
-                f"data.text: the template {source!r} has unbalanced braces ({error}); "
+                f"{key}: the template {source!r} has unbalanced braces ({error}); "
                 "write {{ or }} for a brace."
             ) from None
         for _, name, specification, conversion in parsed:
             if name == "":
                 raise InputError(
-                    f"data.text: the template {source!r} has empty braces; put a field name in them."
+                    f"{key}: the template {source!r} has empty braces; put a field name in them."
                 )
             if specification or conversion:
-                raise InputError(
-                    f"data.text: the template {source!r} formats {name!r}; write plain {{{name}}}."
-                )
+                raise InputError(f"{key}: the template {source!r} formats {name!r}; write plain {{{name}}}.")
         self.parts = [(literal, name) for literal, name, _, _ in parsed]
         if not self.names:
-            raise InputError(
-                f"data.text: the template {source!r} names no field, so all texts would be equal."
-            )
+            raise InputError(f"{key}: the template {source!r} names no field, so all texts would be equal.")
 
     @property
     def names(self) -> list[str]:
@@ -72,7 +73,7 @@ class Template:
         for literal, name in self.parts:
             pieces.append(literal)
             if name is not None:
-                value = _as_text(lookup(fields, name, where, "data.text"), name, where)
+                value = _as_text(lookup(fields, name, where, self._key), name, where)
                 blank = blank and not value.strip()
                 pieces.append(value)
         return "" if blank else "".join(pieces)
@@ -107,7 +108,8 @@ def _unknown_field(fields: Mapping[str, Any], name: str, where: str, key: str) -
     listed = ", ".join(known[:30]) or "none"
     more = f" and {hidden} that do not look like names (is the header line missing?)" if hidden else ""
     there = f"{nearest(name, known)}; the fields are {listed}{more}"
-    return f"{where}: {key} names {name!r}, which is not there{there}. Each record needs it; it may be empty."
+    empty = "" if key in ("data.unit", "data.label") else "; it may be empty"
+    return f"{where}: {key} names {name!r}, which is not there{there}. Each record needs this field{empty}."
 
 
 def _as_text(value: Any, name: str, where: str) -> str:
@@ -119,7 +121,8 @@ def _as_text(value: Any, name: str, where: str) -> str:
         return str(value)
     if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
         return ", ".join(value)
-    raise InputError(f"{where}: field {name!r} holds a {type(value).__name__}, not text.")
+    within = f"; a dot names a field within it, as in {name}.FIELD" if isinstance(value, Mapping) else ""
+    raise InputError(f"{where}: field {name!r} holds {kind_of(value)}, not text{within}.")
 
 
 def clean_text(text: str) -> str:
@@ -206,7 +209,7 @@ def _names_in(value: Any, name: str, where: str, depth: int = 0) -> list[str]:
         return list(addresses(cleaned)) or ([cleaned] if cleaned else [])
     if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
         return [str(int(value)) if value == int(value) else str(value)]
-    what = "an infinite number" if isinstance(value, float) else f"a {type(value).__name__}"
+    what = "an infinite number" if isinstance(value, float) else kind_of(value)
     raise InputError(f"{where}: data.unit field {name!r} holds {what}, not a name.")
 
 

@@ -67,8 +67,10 @@ def hub_records(source: str, split: str, fields: Collection[str] | None = None) 
         except StopIteration:
             break
         except Exception as error:  # broken shards and a lost connection have no common type
+            # For a value of another type than the others, pyarrow's message holds the value.
             raise InputError(
-                f"{source}: split {split!r} breaks off after row {number} ({_first_line(error)})."
+                f"{source}: split {split!r} breaks off after row {number} ({type(error).__name__}): check that its "
+                "files are whole, and have the same columns and types."
             ) from None
         number += 1
         yield Record(row, f"{source} row {number}")

@@ -19,6 +19,7 @@ from confide.data.readers.opening import How, check_regular, is_plain, line_piec
 from confide.data.readers.parts import Piece
 from confide.data.readers.remote import File, RemoteFile
 from confide.utils.errors import InputError
+from confide.utils.sentences import kind_of
 
 _PIECE = 1 << 16
 _ROWS = 256  # of a Parquet file at a time
@@ -152,9 +153,7 @@ def _reason(error: Exception) -> str:
 def _object(value: Any, where: str) -> Record:
     if not isinstance(value, dict):
         hint = "; a file that is one list of objects has data.format: json" if isinstance(value, list) else ""
-        raise InputError(
-            f"{where}: a JSON {type(value).__name__}, where an object with named fields is wanted{hint}."
-        )
+        raise InputError(f"{where}: {kind_of(value)}, where an object with named fields is wanted{hint}.")
     return Record(value, where)
 
 

@@ -19,6 +19,7 @@ from confide.sensitive.detectors import SharedDetector, SpanFinder, asked, kinds
 from confide.sensitive.secrets.expressions import Expression
 from confide.sensitive.secrets.folding import canonical
 from confide.utils.errors import InputError
+from confide.utils.sentences import kind_of
 from confide.utils.workers import Crew
 
 
@@ -142,9 +143,6 @@ class Column:
         return [Mention(secret, 0, len(document.text)) for secret in secrets]
 
 
-_KINDS = {dict: "an object", float: "a number with a fraction"}  # the names that the data formats use
-
-
 def _identifiers(value: Any, name: str, where: str) -> list[str]:
     if value is None or value != value:  # a table's missing number is not equal to itself
         return []
@@ -154,9 +152,8 @@ def _identifiers(value: Any, name: str, where: str) -> list[str]:
         return [" ".join(value.split())] if value.strip() else []
     if isinstance(value, bool | int) or (isinstance(value, float) and value.is_integer()):
         return [str(int(value))]
-    raise InputError(
-        f"{where}: secrets.column field {name!r} holds {_KINDS.get(type(value), 'a value')}, not an identifier."
-    )
+    what = "a number with a fraction" if isinstance(value, float) else kind_of(value)
+    raise InputError(f"{where}: secrets.column field {name!r} holds {what}, not an identifier.")
 
 
 class RowList:
