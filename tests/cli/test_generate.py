@@ -251,7 +251,11 @@ def test_a_chat_template_is_used_if_there_is_one(tokenizer):
         (None, {"chat": True}, "has no chat template; leave it out"),
         (None, {"system": "x"}, "the tokenizer of this model has none"),
         (TEMPLATE, {"system": "x", "chat": False}, "which --no-chat leaves out"),
-        (TEMPLATE, {"system": "no"}, "the chat template refuses the prompt: no system here: leave --system out"),
+        (
+            TEMPLATE,
+            {"system": "no"},
+            "the chat template refuses the prompt: no system here: leave --system out",
+        ),
     ],
 )
 def test_a_template_that_is_not_there_or_refuses(tokenizer, template, options, message):

@@ -183,7 +183,10 @@ def test_names_that_other_data_sets_give_to_roles() -> None:
         ([{"role": "user"}], "message 1: has no field text, content, value"),
         ([{"content": "a"}], "message 1: names no role"),
         ([{"role": "clown", "content": "a"}], "its role is none of system, developer, user"),
-        ([{"role": "user", "content": [{"type": "image"}]}], "message 1: holds a part of type 'image', not text"),
+        (
+            [{"role": "user", "content": [{"type": "image"}]}],
+            "message 1: holds a part of type 'image', not text",
+        ),
     ],
 )
 def test_what_is_no_conversation_is_refused(given: Any, message: str) -> None:

@@ -64,7 +64,8 @@ def world(tmp_path, monkeypatch):
 def test_as_a_command(world):
     lines = world.text.read_text().splitlines()
     nobody = len(lines[::4])
-    refused(confide("prepare", world.path), f"text.jsonl line 1: no unit.* {nobody} of {len(lines)} records")
+    said = f"line 1: no unit.* first of {nobody} such documents in {len(lines)} records"
+    refused(confide("prepare", world.path), said)
     units = {}
     for choice, said in (("drop", "documents dropped: without a unit"), ("own", "each one of its own")):
         done = confide("prepare", world.path, f"data.without_unit={choice}")
