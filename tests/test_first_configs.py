@@ -20,7 +20,7 @@ import yaml
 from confide.cli import show_look
 from confide.config.loading import load
 from confide.planning import plan as planning
-from tests.command import WORDS, command, confide, environment, tiny_model
+from tests.command import WORDS, command, confide, environment, refused, tiny_model
 
 ROWS = "ROW-LEVEL PROTECTION ONLY"
 
@@ -494,3 +494,10 @@ def test_a_terminal_is_known(tmp_path):
     )
     assert done.returncode == 0, os.read(ours, 9999)
     assert yaml.safe_load((tmp_path / "confide.yaml").read_text())["data"]["unit"] == "team"
+
+
+def test_what_only_a_key_can_say_is_said_with_a_way_to_set_it(tmp_path):
+    """`init` has no option for how a source is read, so a message that asks for a key alone would lead nowhere."""
+    (tmp_path / "mail.dat").write_bytes(bytes(range(256)))
+    said = r"state data\.format .*\. `confide init` has no option for this: write the config yourself"
+    refused(confide("init", tmp_path / "mail.dat", "--out", tmp_path / "mail.yaml"), said)

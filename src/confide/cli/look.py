@@ -3,6 +3,7 @@
 Only names of fields and numbers are kept. Texts and people's names stay in this process.
 """
 
+import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -124,6 +125,10 @@ class Look:
         return next((each for each in self.people if each.name == name), None)
 
 
+_OF_READERS = re.compile(r"\bdata\.(delimiter|encoding|format|max_document_bytes)\b")
+"""Keys that say how a source is read, which a message may ask for."""
+
+
 def _refuse_config(source: str) -> None:
     """Refuse a config or a run folder, which somebody gave in place of text."""
     path = Path(source).expanduser()
@@ -144,8 +149,14 @@ def look(source: str, also: Sequence[str] = ()) -> Look:
             config or a run in place of data.
     """
     _refuse_config(source)
-    stream = records(source)
-    first = list(islice(stream, LOOK))
+    try:
+        stream = records(source)
+        first = list(islice(stream, LOOK))
+    except InputError as error:
+        if _OF_READERS.search(str(error)) is None:
+            raise
+        way = "`confide init` has no option for this: write the config yourself, with data.train and this key"
+        raise InputError(f"{str(error).rstrip('.')}. {way}") from None
     if not first:
         raise InputError(f"{source}: holds no records")
     flat = [_flat(record.fields) for record in first]
