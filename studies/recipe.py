@@ -295,7 +295,7 @@ def tables(rows: Sequence[Row]) -> list[Table]:
     )
     if _is_measured(rows, KEPT):
         note += (
-            " Recipes with bins that are kept came later. They had two or three rates in place of ten settings, and "
+            " Recipes with bins that are kept came later. They had one to three rates in place of ten settings, and "
             "trained on a CPU."
         )
     if has_plain and not _is_measured(rows, CHOSEN + TUNED):
