@@ -295,8 +295,9 @@ def tables(rows: Sequence[Row]) -> list[Table]:
     )
     if _is_measured(rows, KEPT):
         note += (
-            " Recipes with bins that are kept came later. They had one to three rates in place of ten settings, and "
-            "trained on a CPU."
+            " Recipes with bins that are kept came later. They had three rates in place of ten settings; that at a "
+            "constant rate had one, which with its first beta was the best of several single runs on the validation "
+            "users at epsilon 8 (docs/decisions.md). They trained on a CPU."
         )
     if has_plain and not _is_measured(rows, CHOSEN + TUNED):
         note += " So did two chunks, tuned without privacy. No other recipe was tuned so."

@@ -155,8 +155,11 @@ FAULTS = {
     "a folder that is not": (("--sample", "0.1", "--out", "no/s"), "no/s: there is no folder no"),
     "a file without a sample": (("--out", "s"), "--out is for --sample SHARE"),
     "draws of nothing": (("--draws", "3"), "--draws is for --sample SHARE"),
-    "two things at once": (("--marks", "s", "--sample", "0.1", "--out", "t"), "--marks checks a file"),
-    "marks against": (("--marks", "s", "--against", "gold"), "--marks checks a file"),
+    "two things at once": (
+        ("--marks", "s", "--sample", "0.1", "--out", "t"),
+        "--marks and --sample do different",
+    ),
+    "marks against": (("--marks", "s", "--against", "gold"), "--marks and --against do different"),
     "no marks": (("--marks", "smaple.jsonl"), r"smaple\.jsonl: no such file"),
     "other marks": (("--marks", "text.jsonl"), r"text\.jsonl line 1: not the first line of a sample"),
     "no such field": (("--against", "glod"), "glod"),

@@ -127,7 +127,7 @@ def test_runs_of_two_claims_or_with_the_same_coins_are_refused():
     ):
         with pytest.raises(InputError, match=f"their {name} differs"):
             repeated.repeated([*runs, told("x", claim)])
-    with pytest.raises(InputError, match="same coins"):
+    with pytest.raises(InputError, match="same run key"):
         repeated.repeated([*runs, told("7")])
     with pytest.raises(InputError, match="none has the canary, or all have it"):
         repeated.repeated([told(f"{i}") for i in range(6)])
@@ -159,7 +159,7 @@ def test_the_command_attacks_many_runs_together(tmp_path):
     assert found["repeated"]["runs"] == found["repeated"]["chosen_from"] == 2
     refused = confide("audit", *folders, "--attacks", "users")
     assert refused.code == 2
-    assert "attacked together in the claim" in refused.err
+    assert "only the claim is attacked" in refused.err
 
 
 def _of_both_coins(config: Config) -> list[str]:

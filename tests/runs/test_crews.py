@@ -123,7 +123,7 @@ def test_an_error_is_the_same_and_leaves_nothing(texts, model, tmp_path, monkeyp
     told = set()
     for crew in (Crew(), Crew(2)):
         config = settings(tmp_path, model, tmp_path / f"run-{crew.processes}", {})
-        with pytest.raises(InputError, match=r"text\.jsonl line 21: a JSON int") as caught:
+        with pytest.raises(InputError, match=r"text\.jsonl line 21: a number, where") as caught:
             prepared(config, crew)
         told.add(str(caught.value))
         assert not list((tmp_path / f"run-{crew.processes}").glob("*data*"))

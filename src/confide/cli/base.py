@@ -157,9 +157,9 @@ _OUT_OF_MEMORY = {
     "train": "memory ran out: set train.micro_tokens lower, train.gradient_checkpointing: true, or both",
     "synthesize": "memory ran out: give a smaller --batch, or a smaller --max-new-tokens",
     "generate": "memory ran out: give a shorter prompt, or a smaller --max-new-tokens",
-    "export": _MORE_MEMORY,
-    "init": _MORE_MEMORY,
-    "prepare": _MORE_MEMORY,
+    **dict.fromkeys(
+        ("export", "init", "prepare", "account", "report", "redact", "tag", "solve", "schema"), _MORE_MEMORY
+    ),
 }
 """By verb, what to do; other verbs pass rows through the model, as training does."""
 

@@ -153,7 +153,7 @@ def look(source: str, also: Sequence[str] = ()) -> Look:
         stream = records(source)
         first = list(islice(stream, LOOK))
     except InputError as error:
-        if _OF_READERS.search(str(error)) is None:
+        if _OF_READERS.search(str(error)) is None or "no such file" in str(error):
             raise
         way = "`confide init` has no option for this: write the config yourself, with data.train and this key"
         raise InputError(f"{str(error).rstrip('.')}. {way}") from None

@@ -186,7 +186,10 @@ class Conditions:
             check_shares(path, [entry[SHARE] for entry in entries], counted.shares)
             return counted
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
-            raise InputError(f"{path} is damaged: copy the release again, or give --prompts") from None
+            raise InputError(
+                f"{path} is damaged: copy the release again, or remove it and let `confide train` "
+                "release again"
+            ) from None
 
     def to_json(self) -> dict[str, Any]:
         entries = [

@@ -62,7 +62,7 @@ def part(graph: UnitGraph, share: float, most: int, train: GraphWriter, held: Gr
         if len(alone):
             raise InputError(
                 f"data.eval_within: it would hold out every row of {len(alone)} of the classes: set a "
-                "smaller share or data.eval_within_most, or bring more rows of them"
+                "smaller data.eval_within or data.eval_within_most, or bring more rows of them"
             )
     names: dict[int, str] = {}
     for rows, units, _ in graph.incidences():

@@ -355,9 +355,9 @@ class Job:
         differing = [name for name in ours if name != "canaries" and begun.get(name) != ours[name]]
         if differing:
             raise InputError(
-                f"{self.run.ledger_path}: this run began with another {' and '.join(differing)} than there is now, or "
-                "under another version of confide, so that nobody can tell what it drew: put them back as they "
-                "were, or train anew in another `run` folder"
+                f"{self.run.ledger_path}: this run did not begin with what is here now (differs in "
+                f"{', '.join(differing)}), or another version of confide began it, so nobody can tell what it drew: "
+                "put back what it began with, or train anew in another `run` folder"
             )
 
     def provenance(self) -> dict[str, str]:

@@ -38,7 +38,7 @@ class Written:
             content = path.read_bytes()
             rows = list(_rows(path, content))
         except OSError as error:
-            raise InputError(f"{path}: {error.strerror}") from None
+            raise InputError(f"{path}: {error.strerror or 'is damaged, or cut short'}") from None
         except Exception as error:  # pyarrow has several of its own
             raise InputError(
                 f"{path}: is no corpus: one has a document a line, as JSON, or is a Parquet file "

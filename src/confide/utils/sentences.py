@@ -37,10 +37,12 @@ def kind_of(value: Any) -> str:
             return "true or false"
         case int() | float():
             return "a number"
-        case str() | bytes():
+        case str():
             return "a text"
+        case bytes():
+            return "bytes"
         case dict():
             return "an object"
         case list() | tuple():
             return "a list"
-    return "a value of another kind"
+    return f"a value of type {type(value).__name__}"

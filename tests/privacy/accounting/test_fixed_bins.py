@@ -247,7 +247,7 @@ def test_pieces_in_which_draws_are_worked_on_decide_nothing(monkeypatch):
 
 @pytest.mark.parametrize("bins", [2, 40])
 def test_the_largest_losses_that_are_looked_at_are_numbers_in_float64(bins):
-    """Sums of exponentials are taken without their largest: none may overflow, and no sum may vanish."""
+    """Exponentials are added up as they are, not relative to the largest: none may overflow, and no sum may vanish."""
     gram = FixedBins(bins, bins, tuple(coefficients(bins))).gram(1.0)
     longest = math.sqrt(100 + 2 * FARTHEST) - 10  # longest^2 / 2 + 10 longest is the farthest loss
     gram *= longest**2 / gram.diagonal().max()

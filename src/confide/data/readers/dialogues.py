@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
@@ -99,14 +100,20 @@ def _prompt(turn: Any, speakers: Mapping[str, str], where: str) -> str:
         # The speaker's name is a person's, often.
         raise InputError(
             f"{where}: its speaker is not in data.speakers ({', '.join(speakers)}): add the speaker there, or leave "
-            "data.speakers out, which shows each by name"
+            "data.speakers out: then each turn begins with its speaker's name"
         )
     prompt = clean_text(speakers[speaker] if speakers else f"{speaker}:")
     return prompt if not prompt or prompt[-1].isspace() else f"{prompt} "
 
 
-def _has_type(part: Any) -> bool:
-    return isinstance(part, Mapping) and isinstance(part.get("type"), str)
+def _no_text(part: Any) -> str:
+    """Say what a turn holds in place of text, by the part's type if that is the name of one, and no other value."""
+    stated = part.get("type") if isinstance(part, Mapping) else None
+    if stated == "text":
+        return "a part of type 'text' without a text"
+    if isinstance(stated, str) and re.fullmatch(r"[a-z_]{1,20}", stated):
+        return f"a part of type {stated!r}, not text"
+    return f"{kind_of(part)}, not text"
 
 
 def said_in(turn: Any, where: str) -> str:
@@ -130,8 +137,7 @@ def said_in(turn: Any, where: str) -> str:
     ]
     if not all(isinstance(text, str) for text in texts):
         what = next(part for part, text in zip(parts, texts, strict=True) if not isinstance(text, str))
-        part = f"a part of type {str(what['type'])[:40]!r}" if _has_type(what) else kind_of(what)
-        raise InputError(f"{where}: holds {part}, not text")
+        raise InputError(f"{where}: holds {_no_text(what)}")
     return "".join(map(str, texts))
 
 

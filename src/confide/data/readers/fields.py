@@ -108,7 +108,7 @@ def _unknown_field(fields: Mapping[str, Any], name: str, where: str, key: str) -
     listed = ", ".join(known[:30]) or "none"
     more = f" and {hidden} that do not look like names (is the header line missing?)" if hidden else ""
     there = f"{nearest(name, known)}; the fields are {listed}{more}"
-    empty = "" if key in ("data.unit", "data.label") else "; it may be empty"
+    empty = "" if key in ("data.unit", "data.label", "data.messages") else "; it may be empty"
     return f"{where}: {key} names {name!r}, which is not there{there}. Each record needs this field{empty}."
 
 

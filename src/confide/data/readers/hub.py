@@ -70,7 +70,7 @@ def hub_records(source: str, split: str, fields: Collection[str] | None = None) 
             # For a value of another type than the others, pyarrow's message holds the value.
             raise InputError(
                 f"{source}: split {split!r} breaks off after row {number} ({type(error).__name__}): check that its "
-                "files are whole, and have the same columns and types."
+                "files are whole, and have the same columns and types, and that the connection to the hub holds."
             ) from None
         number += 1
         yield Record(row, f"{source} row {number}")

@@ -41,7 +41,7 @@ FARTHEST = 300.0
 
 _POINTS = 6_000  # of the grid of losses, about
 _BLOCK = 1 << 19  # numbers that are drawn at once
-_PIECE = 1 << 16  # numbers that are worked on at once, few enough to stay in a core's own memory
+_PIECE = 1 << 16  # numbers that are worked on at once, few enough to stay in a core's cache
 
 _SHIFTS = (0.0, 2.0, 4.0)
 """How far draws are moved towards large losses, in standard deviations, by equal steps. A third of them has each."""
