@@ -51,6 +51,9 @@ _PAIRS = (
 )  # fmt: skip
 _BREAKS_TEMPLATE = set("{}:!")
 
+_OF_READERS = re.compile(r"\bdata\.(delimiter|encoding|format|max_document_bytes)\b")
+"""Keys that say how a source is read, which a message may ask for."""
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -123,10 +126,6 @@ class Look:
     def candidate(self, name: str) -> Candidate | None:
         """Return the field with this name, if it may name people."""
         return next((each for each in self.people if each.name == name), None)
-
-
-_OF_READERS = re.compile(r"\bdata\.(delimiter|encoding|format|max_document_bytes)\b")
-"""Keys that say how a source is read, which a message may ask for."""
 
 
 def _refuse_config(source: str) -> None:
