@@ -71,7 +71,9 @@ def test_a_template_that_is_no_such_row_is_refused(tmp_path, template, expressio
             detector={"expressions": {"marked": expression, "Q7X": "<<[^k][^>]*>>"}},
         )
     )
-    with pytest.raises(InputError, match=r"canaries\.template: in 30 of 30 canaries"):
+    with pytest.raises(
+        InputError, match=r"canaries\.template: with mechanism crt .* This fails for 30 of 30 canaries"
+    ):
         Job.of(run, QUIET)
 
 
@@ -90,7 +92,9 @@ def test_a_finding_that_is_cut_off_is_none(tmp_path):
         settings = {"count": 4, "digits": 2, "template": "{} " + "again " * words + "<<key>>"}
         run = Run(config(folder, "crt", task="masked-lm", model=str(masked_lm(folder)), canaries=settings))
         if is_refused:
-            with pytest.raises(InputError, match=r"canaries\.template: in 4 of 4 canaries .* in 16 tokens"):
+            with pytest.raises(
+                InputError, match=r"canaries\.template: .* same 16 tokens\. This fails for 4 of 4"
+            ):
                 Job.of(run, QUIET)
         else:
             assert Job.of(run, QUIET).prepared.facts["canaries"]["missed"] == 0
