@@ -222,7 +222,10 @@ def _told(error: BaseException, verb: str) -> tuple[int, str]:
     if _ran_out(error):
         return 2, _OUT_OF_MEMORY.get(verb, _OUT_OF_MEMORY["train"])
     traceback.print_exception(error)
-    return 3, "internal error: this is a fault of confide, not of your input"
+    return 3, (
+        "internal error: this is a fault of confide, not of your input. Please report the lines above, once you have "
+        "seen that they name nothing private"
+    )
 
 
 def _write_to_nobody() -> None:

@@ -227,29 +227,29 @@ def _load(pipeline: str, key: str) -> Language:
 
 def _check(language: Language, what: str, level: Level) -> None:
     """Raise InputError if the pipeline lacks a component or a label that a level needs."""
+    if lack := _lack(language, level):
+        raise InputError(
+            f"{what} {lack}, which {level} asks for: take a pipeline that does, such as en_core_web_sm for English"
+        )
+
+
+def _lack(language: Language, level: Level) -> str | None:
+    """Say what a level needs and the pipeline lacks; None: nothing."""
     if "ner" not in language.pipe_names:
-        raise InputError(f"{what} has no component `ner`, so it finds no entities")
+        return "finds no entities (it has no component `ner`)"
     labels = {label for labels in language.pipe_labels.values() for label in labels}
-    missing = sorted(set(LEVELS[level]) & set(_ALL) - labels)
-    if missing:
-        raise InputError(f"{what} does not find {', '.join(missing)}, which {level} asks for")
+    if missing := sorted(set(LEVELS[level]) & set(_ALL) - labels):
+        return f"does not find {', '.join(missing)}"
     if not is_contextual(level):
-        return
+        return None
     if not {"tagger", "morphologizer"} & set(language.pipe_names):
-        raise InputError(
-            f"{what} has no component `tagger`, which {level} asks for: it tells pronouns and verbs"
-        )
+        return "does not tell pronouns and verbs (it has no component `tagger`)"
     if "parser" not in language.pipe_names:
-        raise InputError(
-            f"{what} has no component `parser`, which {level} asks for: it tells subjects and objects"
-        )
+        return "does not tell subjects and objects (it has no component `parser`)"
     tags = {tag for _, tagged in _WORDS.values() for tag in tagged}
     if not tags & labels and not any("POS=" in label for label in labels):
-        raise InputError(
-            f"{what} tells neither parts of speech nor the tags (NNP, PRP, VB) that {level} asks for"
-        )
+        return "tells neither parts of speech nor the tags NNP, PRP and VB"
     for kind, names in _PLACES.items():
         if not set(names) & labels:
-            raise InputError(
-                f"{what} does not tell {kind.lower()}s ({', '.join(names[:2])}), which {level} asks for"
-            )
+            return f"does not tell {kind.lower()}s ({', '.join(names[:2])})"
+    return None
