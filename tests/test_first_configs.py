@@ -497,7 +497,21 @@ def test_a_terminal_is_known(tmp_path):
 
 
 def test_what_only_a_key_can_say_is_said_with_a_way_to_set_it(tmp_path):
-    """`init` has no option for how a source is read, so a message that asks for a key alone would lead nowhere."""
-    (tmp_path / "mail.dat").write_bytes(bytes(range(256)))
-    said = r"state data\.format .*\. `confide init` has no option for this: write the config yourself"
-    refused(confide("init", tmp_path / "mail.dat", "--out", tmp_path / "mail.yaml"), said)
+    """There is no config yet, so a message that asks for a key alone would lead nowhere."""
+    source = tmp_path / "mail.dat"
+    source.write_bytes(bytes(range(256)))
+    said = (
+        rf"state data\.format .*; the key goes behind the name: `confide init {source} data\.format=\.\.\.`"
+    )
+    refused(confide("init", source, "--out", tmp_path / "mail.yaml"), said)
+    found = confide("init", source, "data.format=text", "--out", tmp_path / "mail.yaml")
+    refused(
+        found, r"not valid UTF-8.*; the key goes behind the name: `confide init .* data\.encoding=\.\.\.`"
+    )
+    found = confide(
+        "init", source, "data.format=text", "data.encoding=latin-1", "--out", tmp_path / "mail.yaml"
+    )
+    assert found.code == 0
+    assert {"format": "text", "encoding": "latin-1"}.items() <= yaml.safe_load(
+        (tmp_path / "mail.yaml").read_text()
+    )["data"].items()

@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+from confide.cli.given import Given
 from confide.config.loading import ENDINGS, is_config, is_run
 from confide.data.readers import Counts, Record, documents, records
 from confide.data.readers.dialogues import is_dialogue, speaker_of
@@ -20,7 +21,7 @@ from confide.utils.errors import InputError
 LOOK = 200
 """Records that are kept whole, for the choice of the text."""
 
-Chosen = Literal["name", "pair", "longest", "only"]
+Chosen = Literal["given", "name", "pair", "longest", "only"]
 
 COUNTED = 5000
 """Records in which people are counted."""
@@ -51,7 +52,8 @@ _PAIRS = (
 )  # fmt: skip
 _BREAKS_TEMPLATE = set("{}:!")
 
-_OF_READERS = re.compile(r"\bdata\.(delimiter|encoding|format|max_document_bytes)\b")
+
+_HOW_READ = re.compile(r"\bdata\.(delimiter|encoding|format|max_document_bytes)\b")
 """Keys that say how a source is read, which a message may ask for."""
 
 
@@ -84,13 +86,14 @@ class Look:
         fields: names; those of sections as `section.field`.
         text: a field or a template, as `data.text` takes it.
         is_mail: whether it begins with the subject of a mail.
-        chosen: how the text was found: by the "name" of its field, as a "pair" of question and answer, as the
-            "longest" of several fields, or because it is the "only" one.
+        chosen: how the text was found: it was "given", by the "name" of its field, as a "pair" of question and answer,
+            as the "longest" of several fields, or because it is the "only" one.
         roles: the speakers of dialogues, if they are a few roles.
         records: number of inspected records; whole: whether these were all.
         documents: those of them that hold text; `prepare` skips the others.
         people: fields that may name people, the likeliest first.
         fault: why `prepare` will refuse a record, if one of them is at fault.
+        given: values of the command line, by which it was read.
     """
 
     source: str
@@ -104,6 +107,7 @@ class Look:
     documents: int
     people: tuple[Candidate, ...]
     fault: str | None
+    given: Given
 
     @property
     def pair(self) -> tuple[str, str]:
@@ -137,30 +141,41 @@ def _refuse_config(source: str) -> None:
         raise InputError(f"{source}: is a config already: `confide plan {source}` tells what it costs")
 
 
-def look(source: str, also: Sequence[str] = ()) -> Look:
+def look(source: str, also: Sequence[str] = (), given: Given | None = None) -> Look:
     """Inspect the first records of a source.
 
     Args:
         also: fields that name people, whatever they look like.
+        given: how the source is read, and which text of it, if that is known.
 
     Raises:
         InputError: nothing can be read there, no field holds text, a table has no line of column names, or it is a
             config or a run in place of data.
     """
     _refuse_config(source)
+    given = given or Given.of(source)
+    data = given.data
     try:
-        stream = records(source)
+        stream = records(
+            source,
+            data.format,
+            data.split,
+            delimiter=data.delimiter,
+            encoding=data.encoding,
+            largest=data.max_document_bytes,
+        )
         first = list(islice(stream, LOOK))
     except InputError as error:
-        if _OF_READERS.search(str(error)) is None or "no such file" in str(error):
+        key = _HOW_READ.search(str(error))
+        if key is None or key[0] in given or "no such file" in str(error):
             raise
-        way = "`confide init` has no option for this: write the config yourself, with data.train and this key"
-        raise InputError(f"{str(error).rstrip('.')}. {way}") from None
+        way = f"the key goes behind the name: `confide init {source} {key[0]}=...`"
+        raise InputError(f"{str(error).rstrip('.')}; {way}") from None
     if not first:
         raise InputError(f"{source}: holds no records")
     flat = [_flat(record.fields) for record in first]
     fields = tuple(dict.fromkeys(name for each in flat for name in each))
-    text, is_mail, chosen = _text(source, flat, fields)
+    text, is_mail, chosen = _given_text(given) or _text(source, flat, fields)
     if _are_values(flat, fields) or (chosen == "longest" and not _is_name(text)):
         raise InputError(
             f"{source}: what should be the names of its fields looks like somebody's text: is the line of column names "
@@ -192,6 +207,7 @@ def look(source: str, also: Sequence[str] = ()) -> Look:
         seen.documents,
         tuple(seen.candidates()),
         seen.fault or fault,
+        given,
     )
 
 
@@ -218,6 +234,17 @@ def _names_of(name: str) -> tuple[str, str]:
 
 
 # the text --------------------------------------------------------------------------------------------
+def _given_text(given: Given) -> tuple[str, bool, Chosen] | None:
+    """Return what `_text` would, of keys that are given."""
+    if not given.has_text:
+        return None
+    data = given.data
+    if data.prompt is None or data.completion is None:
+        return data.messages or data.text, False, "given"
+    both = (part if "{" in part else f"{{{part}}}" for part in (data.prompt, data.completion))
+    return "\n".join(both), False, "given"
+
+
 def _text(source: str, flat: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> tuple[str, bool, Chosen]:
     """Choose `data.text`. Return it, whether a mail's subject comes before it, and how it was found."""
     usable = [name for name in fields if not set(name) & set("{}")]

@@ -43,25 +43,30 @@ def init(
         str,
         typer.Option(help="folder or hub name; written with LoRA, and held in as many bits as memory allows"),
     ] = "bundled",
+    values: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="values for the config, as data.unit=customer"),
+    ] = None,
 ) -> None:
     """Look at a file or folder and write a commented config for it.
 
-    Example: confide init mail.jsonl --out mail.yaml --model models/llama-1b
+    Example: confide init mail.csv data.unit=customer --out mail.yaml --model models/llama-1b
     """
     from confide.cli import show_look, starter
+    from confide.cli.given import Given
     from confide.cli.look import look
     from confide.config.json_schema import FILE, SHIPPED
     from confide.utils.files import write_text
 
     check_new(out, "--out")
-    found = look(data)
+    found = look(data, given=Given.of(data, values or ()))
     fits = None
     if model != starter.BUNDLED:
         from confide.planning.what_fits import what_fits
 
         fits = what_fits(model, starter.MAX_LENGTH, starter.RANK)
     show_look.people(found)
-    unit = show_look.asked(found) if show_look.at_terminal() and not yes else found.unit()
+    unit = show_look.unit(found, yes)
     draft = starter.draft(found, unit, model, fits)
     write_text(out, draft.config)
     schema = out.parent / FILE  # the first line of the config names it

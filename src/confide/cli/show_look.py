@@ -6,6 +6,7 @@ from pathlib import Path
 from confide.cli.look import Candidate, Look, look, named, plain
 from confide.cli.show import number, table
 from confide.cli.starter import Draft, share_without
+from confide.utils.errors import InputError
 
 _MOST = 8
 
@@ -67,9 +68,30 @@ def asked(found: Look) -> Candidate | None:
             print(f"{fault}; the fields are: {named(found.fields)}")
 
 
+def unit(found: Look, yes: bool) -> Candidate | None:
+    """Return the unit: the one that is given, or else the answer of somebody who can be asked, or else the proposal.
+
+    Raises:
+        InputError: what is given is no field, or the text.
+    """
+    if "data.unit" not in found.given:
+        return found.unit() if yes or not at_terminal() else asked(found)
+    name = found.given.values["data.unit"]
+    if name is None:
+        return None
+    if isinstance(name, list):
+        raise InputError("data.unit: give one field here; write the others into the config that is made")
+    if str(name) not in found.fields:
+        raise InputError(f"data.unit: no field is called {str(name)!r} (fields: {named(found.fields)})")
+    chosen = _counted(found, str(name))
+    if chosen is None:
+        raise InputError(f"data.unit: {name!r} is the text: give a field that says whose it is")
+    return chosen
+
+
 def _counted(found: Look, name: str) -> Candidate | None:
     """Return a field of the records as a unit, counted now if it was not; None if it is the text."""
-    return found.candidate(name) or look(found.source, (name,)).candidate(name)
+    return found.candidate(name) or look(found.source, (name,), found.given).candidate(name)
 
 
 def drafted(draft: Draft, unit: Candidate | None, out: Path) -> None:

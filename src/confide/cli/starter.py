@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import yaml
 
 from confide.cli.look import Candidate, Look, look, named
-from confide.config.data_section import Data
 from confide.config.json_schema import FILE
 from confide.data.chat import OTHER_NAMES, ROLES
 from confide.data.documents import side_of
@@ -25,10 +24,6 @@ _ROWS_PER_UNIT = {
     "owners": "8          # of each user in the whole run; no other rows are trained on",
 }
 _SHARES = (0.1, 0.2)  # shares of held-out units: the second is used if the first would hold out none
-
-_TAKES_WITHOUT = (
-    "without_unit" in Data.model_fields
-)  # whether a config may say what becomes of documents of nobody
 
 
 @dataclass(frozen=True)
@@ -54,13 +49,19 @@ def draft(found: Look, unit: Candidate | None, model: str = BUNDLED, fits: "Fits
 
     Args:
         fits: how the base of the model can be held; None for the bundled model, which is trained whole.
+
+    Raises:
+        InputError: the values that were given make no config.
     """
+    given = found.given
     warnings = (*_warnings(found, unit), *([] if fits is None else _of_fits(model, fits)))
     train_units, share = _held_out(found, unit)
     batch = min(64, max(1, (unit.people if unit else found.documents) // 2), max(1, train_units))
-    mechanism = "dp-sgd" if unit is None else "owners" if unit.several else "uls"
+    mechanism = given.values.get("privacy.mechanism") or (
+        "dp-sgd" if unit is None else "owners" if unit.several else "uls"
+    )
     fields = f"fields here: {named(found.fields)}"
-    roles = _chat_roles(found.roles)
+    roles = {} if "data.text" in given else _chat_roles(found.roles)
     unknown = [name for name, role in roles.items() if role not in ROLES]
     if unknown:
         warnings = (*warnings, _unknown_roles(unknown))
@@ -74,11 +75,15 @@ def draft(found: Look, unit: Candidate | None, model: str = BUNDLED, fits: "Fits
         *(_MARKS if roles and fits is None else []),
         "data:",
         f"  train: {_quoted(found.source)}",
-        *_of_text(found, roles, fields),
+        *(
+            []
+            if "data.prompt" in given or ("data.messages" in given and not roles)
+            else _of_text(found, roles, fields)
+        ),
         f"  unit: {_quoted(unit.name) if unit else 'null'}   # {_protected(unit)}",
         *(
             ["  # without_unit: drop       # what to do with documents that name nobody: refuse, drop or own"]
-            if unit and unit.without and _TAKES_WITHOUT
+            if unit and unit.without and "data.without_unit" not in given
             else []
         ),
         f"  eval: {share or 'null'}                 # "
@@ -88,7 +93,7 @@ def draft(found: Look, unit: Candidate | None, model: str = BUNDLED, fits: "Fits
         "privacy:",
         f"  mechanism: {mechanism}            # `confide plan` shows others beside it",
         "  epsilon: 8",
-        *([f"  rows_per_unit: {_ROWS_PER_UNIT[mechanism]}"] if unit else []),
+        *([f"  rows_per_unit: {_ROWS_PER_UNIT[mechanism]}"] if unit and mechanism in _ROWS_PER_UNIT else []),
         *(
             ["  # selection: random        # whole rows in place of random chunks: docs/concepts.md"]
             if mechanism == "uls"
@@ -102,10 +107,14 @@ def draft(found: Look, unit: Candidate | None, model: str = BUNDLED, fits: "Fits
         "  schedule: linear",
         f"  batch: {batch:<18} # {'rows' if mechanism != 'uls' else 'units'} a step: more means less noise and more "
         "compute",
-        *(["# canaries: {count: 100}    # uncomment before training to audit the claim"] if unit else []),
+        *(
+            ["# canaries: {count: 100}    # uncomment before training to audit the claim"]
+            if unit and not any(key.startswith("canaries") for key in given.values)
+            else []
+        ),
         f"run: {_quoted(f'runs/{run_name(found.source)}')}",
     ]
-    return Draft("\n".join(lines) + "\n", warnings)
+    return Draft(given.put_into("\n".join(lines) + "\n"), warnings)
 
 
 def _of_model(model: str, fits: "Fits | None") -> list[str]:
@@ -264,13 +273,11 @@ def _warnings(found: Look, unit: Candidate | None) -> list[str]:
             "only in capitals or spaces; if these are one person, write them alike: each spelling is protected as a "
             "person of its own"
         )
-    if unit is not None and unit.without:
-        ways = (
-            ", or say with data.without_unit what to do with them (drop: leave them out; own: each by itself)"
-        )
+    if unit is not None and unit.without and "data.without_unit" not in found.given:
         told.append(
             f"data.unit: {share_without(found, unit)} of {looked} name nobody in {unit.name!r}, and `confide prepare` "
-            f"refuses them; give them a unit{ways * _TAKES_WITHOUT}"
+            "refuses them; give them a unit, or say with data.without_unit what to do with them (drop: leave them "
+            "out; own: each by itself)"
         )
     if found.chosen == "pair":
         told.append(

@@ -23,15 +23,15 @@ def rewritten(path: Path, config: "Config") -> str:
     text = file.read_text("utf-8")
     try:
         for key, value in changes.items():
-            text = _with(text, key, value)
+            text = with_value(text, key, value)
         if check(parsed(text, str(file)), str(file)) == config:
             return text
-    except (yaml.YAMLError, InputError, _Unknown):
+    except (yaml.YAMLError, InputError, UnknownNotation):
         pass
     return config.to_yaml()
 
 
-class _Unknown(Exception):
+class UnknownNotation(Exception):
     """A notation in which no value can be replaced."""
 
 
@@ -49,21 +49,25 @@ def _changes(
             yield (*above, name), value
 
 
-def _with(text: str, key: tuple[str, ...], value: Any) -> str:
-    """Return the text with one value changed, or added to the innermost of its sections that exists."""
+def with_value(text: str, key: tuple[str, ...], value: Any) -> str:
+    """Return the text of a config with one value changed, or added to the innermost of its sections that exists.
+
+    Raises:
+        UnknownNotation: it stands where no value can be replaced, as in a block of lines.
+    """
     node = yaml.compose(text, yaml.SafeLoader)
     for depth, name in enumerate(key):
         if not isinstance(node, yaml.MappingNode):
-            raise _Unknown
+            raise UnknownNotation
         found = [own for label, own in node.value if label.value == name]
         if not found:
             return _added(text, node, key[depth], _nested(key[depth + 1 :], value))
         node = found[0]
     if node is None or (isinstance(node, yaml.ScalarNode) and node.style in ("|", ">")):
-        raise _Unknown
+        raise UnknownNotation
     start, end = node.start_mark.index, node.end_mark.index
     space = " " if start == end else ""  # nothing stood behind the colon
-    return text[:start] + space + _inline(value) + text[end:]
+    return text[:start] + space + inline(value) + text[end:]
 
 
 def _nested(names: tuple[str, ...], value: Any) -> Any:
@@ -76,13 +80,13 @@ def _added(text: str, section: yaml.MappingNode, name: str, value: Any) -> str:
     """Return the text with a new key at the end of its section."""
     if not section.value:
         start, end = section.start_mark.index, section.end_mark.index
-        return text[:start] + _inline({name: value}) + text[end:]
+        return text[:start] + inline({name: value}) + text[end:]
     first, last = section.value[0][0], section.value[-1][1]
     if section.flow_style:
         place = _end(last)
-        return f"{text[:place]}, {_inline(name)}: {_inline(value)}{text[place:]}"
+        return f"{text[:place]}, {inline(name)}: {inline(value)}{text[place:]}"
     place = text.find("\n", _end(last))
-    line = f"{' ' * first.start_mark.column}{_inline(name)}: {_inline(value)}"
+    line = f"{' ' * first.start_mark.column}{inline(name)}: {inline(value)}"
     return f"{text}\n{line}\n" if place < 0 else f"{text[: place + 1]}{line}\n{text[place + 1 :]}"
 
 
@@ -94,7 +98,7 @@ def _end(node: yaml.Node) -> int:
     return int(node.end_mark.index)
 
 
-def _inline(value: Any) -> str:
+def inline(value: Any) -> str:
     """Write a value as YAML within a line."""
     text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, sort_keys=False, width=1 << 30)
     return text.removesuffix("\n").removesuffix("\n...")
