@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from confide.config.train_section import EMBEDDINGS
 from confide.planning.progress import COMMON_TOKENS, SCALED
 from confide.utils.rounding import at_least
 from studies.runner import users
@@ -22,6 +23,7 @@ EPOCHS = "one chunk, each user once an epoch"
 KEPT = "one chunk, bins kept, noise correlated, embeddings counted twice"
 COMMON = "the same, common tokens counted less"
 CONSTANT = "the same, constant rate and first beta 0.6"
+NOISY = "the same, embeddings counted 1.5 times, 10 bands"
 _BEFORE_TWIN = (EPOCHS, KEPT, COMMON)
 """Recipes whose figures were known when that of the plain one's tuned twin was."""
 WANTED = 0.8
@@ -41,6 +43,7 @@ _SMALL: dict[str, Any] = {
     "seeds": 3,
     "tunes_twins": True,
     "kept": {},
+    "kept_at": {},
     "twins": (),
     "micro_tokens": 2048,
 }
@@ -67,7 +70,9 @@ _SIZES: Mapping[Scale, dict[str, Any]] = {
             KEPT: (4e-3, 6e-3, 9e-3),
             COMMON: (6e-3, 7.5e-3, 9e-3),
             CONSTANT: (6e-3,),
+            NOISY: (6e-3,),
         },
+        "kept_at": {NOISY: (3.0,)},  # where noise is large; others are at all epsilons
         "tunes_twins": False,
         "twins": (1e-3, 2e-3, 3e-3),  # of the plain one; 4e-3 breaks down, as the arms' own twins show
         "micro_tokens": 32_768,
@@ -79,18 +84,20 @@ _KEPT: Keys = {
     "privacy.bands": 13,  # steps of an epoch
     "privacy.scales": SCALED,
 }
+_CONSTANT: Keys = {
+    **_KEPT,
+    "privacy.common_tokens": COMMON_TOKENS,
+    "train.schedule": "constant",
+    "train.betas": [0.6, 0.999],
+}
 _ARMS: Mapping[str, Keys] = {
     PLAIN: {"privacy.rows_per_unit": 2},
     CHOSEN: {"privacy.rows_per_unit": 1},
     EPOCHS: {"privacy.rows_per_unit": 1, "privacy.sampling": "bins"},
     KEPT: _KEPT,
     COMMON: {**_KEPT, "privacy.common_tokens": COMMON_TOKENS},
-    CONSTANT: {
-        **_KEPT,
-        "privacy.common_tokens": COMMON_TOKENS,
-        "train.schedule": "constant",
-        "train.betas": [0.6, 0.999],
-    },
+    CONSTANT: _CONSTANT,
+    NOISY: {**_CONSTANT, "privacy.bands": 10, "privacy.scales": {**SCALED, EMBEDDINGS: 1.5}},
 }
 _WORDS = {
     EPOCHS: ("the recipe with each user once an epoch", "drawing each user once an epoch", "Poisson draws"),
@@ -109,6 +116,11 @@ _WORDS = {
         "all this, at a constant rate with a first beta of 0.6,",
         "Poisson draws, independent noise, gradients that all count alike, and a rate that falls",
     ),
+    NOISY: (
+        "the recipe with all this, where embeddings count 1.5 times and noise has 10 bands",
+        "all this, where embeddings count 1.5 times and noise has 10 bands,",
+        "Poisson draws, independent noise, gradients that all count alike, and a rate that falls",
+    ),
 }
 """How claims name an arm that changes one thing of the chosen recipe: itself, what it changes, what that replaces."""
 
@@ -120,10 +132,11 @@ def grids(work: Work) -> list[Grid]:
     grid = Grid("recipe", (size["text"],), own, keys, arms, {}, {}, size["seeds"])
     found = with_twins(grid, size["epsilons"], size["tuned"], size["tunes_twins"])
     # They came later, and have fewer trials. The twin of bins that are kept would be that of the bins.
-    private = replace(grid, at={EPSILON: size["epsilons"]}, tuned_at={EPSILON: tuple(size["tuned"])})
     bare = replace(grid, at={EPSILON: (math.inf,)}, tuned_at={EPSILON: (math.inf,)})
     for name, rates in size["kept"].items():
-        found.append(replace(private, arms=(_arm(name, size, {"train.learning_rate": rates}),)))
+        arms = (_arm(name, size, {"train.learning_rate": rates}),)
+        at, tuned_at = ({EPSILON: size["kept_at"].get(name, size[key])} for key in ("epsilons", "tuned"))
+        found.append(replace(grid, arms=arms, at=at, tuned_at=tuned_at))
     if rates := size["twins"]:
         plain = replace(_arm(PLAIN, size, {"train.learning_rate": rates}), name=PLAIN + TUNED)
         found.append(replace(bare, arms=(plain,)))
@@ -212,7 +225,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
             )
             if _is_measured(rows, twin)
             for epsilon, wanted in OF_PLAIN.items()
-            if epsilon in epsilons
+            if users.at(rows, text, arm, epsilon)
         ]
         found += [
             Finding(
@@ -224,6 +237,7 @@ def findings(rows: Sequence[Row]) -> list[Finding]:
                 family=changed,
             )
             for epsilon in epsilons
+            if users.at(rows, text, arm, epsilon)
         ]
     if not _is_measured(rows, CHOSEN + TUNED):
         return found
@@ -256,7 +270,7 @@ def tables(rows: Sequence[Row]) -> list[Table]:
         heads.append("share of the gain of two chunks, tuned without privacy")
     cells = []
     for arm in _arms(rows):
-        for epsilon in _private(rows):
+        for epsilon in (each for each in _private(rows) if users.at(rows, text, arm, each)):
             noises = [
                 row["noise_multiplier"]
                 for row in rows

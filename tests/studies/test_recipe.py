@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from studies.recipe import CHOSEN, COMMON, CONSTANT, EPOCHS, KEPT, PLAIN
+from studies.recipe import CHOSEN, COMMON, CONSTANT, EPOCHS, KEPT, NOISY, PLAIN
 from studies.runner import twins
 from studies.runner.findings import NOT_REPRODUCED, REPRODUCED, judged
 from studies.runner.grid import NOTHING
@@ -82,13 +82,29 @@ def test_claims_of_the_recipe_follow_the_outcome():
 def test_what_came_later_keeps_the_others_as_they_were_and_has_one_twin(tmp_path):
     first, *later, twin = recipe.grids(Work(None, tmp_path, Scale.FULL))
     assert [arm.name for arm in first.arms] == [PLAIN, CHOSEN, EPOCHS]
-    assert [arm.name for grid in later for arm in grid.arms] == [KEPT, COMMON, CONSTANT]
+    assert [arm.name for grid in later for arm in grid.arms] == [KEPT, COMMON, CONSTANT, NOISY]
     assert [arm.name for arm in twin.arms] == [PLAIN + TUNED]
     assert twin.arms[0].keys == first.arms[0].keys
     assert twin.at[EPSILON] == twin.tuned_at[EPSILON] == (math.inf,)
     for grid in later:
         assert math.inf not in grid.at[EPSILON]
-        assert grid.arms[0].keys["privacy.bands"] == round(6854 / grid.arms[0].keys["train.batch"])
+        (arm,) = grid.arms
+        assert grid.at[EPSILON] == ((3.0,) if arm.name == NOISY else (3.0, 8.0))
+        assert arm.keys["privacy.bands"] == (
+            10 if arm.name == NOISY else round(6854 / arm.keys["train.batch"])
+        )
+
+
+def test_an_arm_of_one_epsilon_claims_nothing_at_another():
+    made = {(arm, 3.0): loss for arm, loss in ((PLAIN, 5.6), (CHOSEN, 5.3), (NOISY, 5.1))}
+    made |= {(arm, 8.0): loss for arm, loss in ((PLAIN, 5.4), (CHOSEN, 5.1))}
+    bare = {(arm, math.inf): 5.0 for arm in (PLAIN, CHOSEN, PLAIN + TUNED)}
+    found = rows(made | bare)
+    claims = [each.claim for each in recipe.findings(found) if "10 bands" in each.claim]
+    assert len(claims) == 3
+    assert all(claim.startswith("At epsilon 3") for claim in claims)
+    (table,) = recipe.tables(found)
+    assert [row[1] for row in table.cells if row[0] == NOISY] == ["3"]
 
 
 def user_rows(many, few):
