@@ -7,14 +7,23 @@ from typing import Any
 
 from confide.config import yaml_text
 from confide.config.data_section import Data
-from confide.config.loading import check, with_overrides
+from confide.config.loading import check, parsed
 from confide.config.rewriting import inline, with_value
+from confide.data.readers.fields import nearest
 from confide.utils.errors import InputError
 
-_ELSEWHERE = {"data.train": "DATA, the first argument", "model": "--model"}
-_HOW_READ = ("format", "split", "delimiter", "encoding", "max_document_bytes")
-TEXTS = ("text", "messages", "prompt", "completion")
-"""Keys of `data` that say which text is read."""
+_TEXTS = ("data.text", "data.messages", "data.prompt", "data.completion")
+_WORDS = (*_TEXTS, "data.unit", "data.delimiter", "data.encoding")
+_LOOKED_AT = (
+    *_TEXTS,
+    "data.format",
+    "data.split",
+    "data.delimiter",
+    "data.encoding",
+    "data.max_document_bytes",
+)
+_KEYS = (*(f"data.{name}" for name in Data.model_fields if name != "train"), "privacy.epsilon", "task")
+_ABSENT = object()
 
 
 @dataclass(frozen=True)
@@ -31,33 +40,46 @@ class Given:
 
     @classmethod
     def of(cls, source: str, overrides: Sequence[str] = ()) -> "Given":
-        """Read overrides, `key=value`.
+        """Read values, `key=value`.
 
         Raises:
-            InputError: one is not of this form, is given twice, or has an argument of its own; or the source cannot
-                be read so.
+            InputError: one is not of this form, is given twice, or is of no key that says what is read or protected;
+                or the source cannot be read so.
         """
-        raw = with_overrides({}, overrides)
-        values = {}
-        for key in (override.partition("=")[0].strip() for override in overrides):
-            if key in _ELSEWHERE:
-                raise InputError(f"{key}: give it as {_ELSEWHERE[key]}")
-            value: Any = raw
-            for name in key.split("."):
-                value = value[name]
-            values[key] = value
-        known = {name: values[f"data.{name}"] for name in (*_HOW_READ, *TEXTS) if f"data.{name}" in values}
+        values: dict[str, Any] = {}
+        for override in overrides:
+            key, equals, text = override.partition("=")
+            if not equals:
+                raise InputError(
+                    f"{yaml_text.shown(override)}: DATA is one file or folder; behind it stands key=value, as "
+                    "data.unit=customer"
+                )
+            if key not in _KEYS:
+                raise InputError(
+                    f"{yaml_text.name(key)}: `confide init` takes keys of data, privacy.epsilon and task"
+                    f"{nearest(key, _KEYS) if key.startswith('data.') else ''}; write others into the config that it makes"
+                )
+            if key in values:
+                raise InputError(f"{key} is given twice on the command line: leave one out")
+            if not text:
+                raise InputError(f"{key}: no value stands behind the =; write null if you mean none")
+            values[key] = text if _is_plain(key, text) else parsed(text, override)
+        looked_at = {key.removeprefix("data."): values[key] for key in _LOOKED_AT if key in values}
         # The mechanism asks for nothing else, so that each fault that is found is one of these keys.
-        about = {"data": {"train": source, **known}, "privacy": {"mechanism": "dp-sgd", "epsilon": 1}}
+        about = {"data": {"train": source, **looked_at}, "privacy": {"mechanism": "dp-sgd", "epsilon": 1}}
         return cls(values, check(about, "these values").data)
 
     def __contains__(self, key: str) -> bool:
         return key in self.values
 
+    def get(self, key: str) -> Any:
+        """Return the value of a key; None if it has none."""
+        return self.values.get(key)
+
     @property
     def has_text(self) -> bool:
         """True if it is said which text is read."""
-        return any(f"data.{name}" in self.values for name in TEXTS)
+        return any(self.get(key) is not None for key in _TEXTS)
 
     def put_into(self, config: str) -> str:
         """Return a drafted config with these values. A value that is changed loses the comment on its line.
@@ -65,21 +87,22 @@ class Given:
         Raises:
             InputError: lists every fault of the config with these values.
         """
-        if not self.values:
-            return config
         drafted = yaml_text.read(config)
         for key, value in self.values.items():
             *sections, name = key.split(".")
             own = drafted
             for section in sections:
-                own = own.get(section) if isinstance(own, dict) else None
-            before = own.get(name) if isinstance(own, dict) else None
-            if isinstance(before, dict):
-                raise InputError(f"{key}: is a section; give its keys, as {key}.{next(iter(before))}=...")
-            if value is not None and before == value:
+                own = own[section]
+            if own.get(name, _ABSENT) == value:
                 continue  # the draft follows it, and so does its comment
             config = with_value(config, (*sections, name), value)
             line = f"{'  ' * len(sections)}{name}: {inline(value)}"
             config = re.sub(rf"(?m)^({re.escape(line)}) +#.*$", r"\1", config, count=1)
-        check(yaml_text.read(config), "the config with these values")
+        if self.values:
+            check(yaml_text.read(config), "the config with these values")
         return config
+
+
+def _is_plain(key: str, text: str) -> bool:
+    """Tell whether a value is text as it stands: a template may begin with a brace, and a field may be called 2020."""
+    return key in _WORDS and text != "null" and (len(text) == 1 or text[0] not in "\"'[")

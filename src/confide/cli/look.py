@@ -4,8 +4,9 @@ Only names of fields and numbers are kept. Texts and people's names stay in this
 """
 
 import re
+import shlex
 import unicodedata
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -53,7 +54,7 @@ _PAIRS = (
 _BREAKS_TEMPLATE = set("{}:!")
 
 
-_HOW_READ = re.compile(r"\bdata\.(delimiter|encoding|format|max_document_bytes)\b")
+_ASKED_FOR = re.compile(r"\bdata\.(delimiter|encoding|format|max_document_bytes)\b")
 """Keys that say how a source is read, which a message may ask for."""
 
 
@@ -166,10 +167,10 @@ def look(source: str, also: Sequence[str] = (), given: Given | None = None) -> L
         )
         first = list(islice(stream, LOOK))
     except InputError as error:
-        key = _HOW_READ.search(str(error))
+        key = _ASKED_FOR.search(str(error))
         if key is None or key[0] in given or "no such file" in str(error):
             raise
-        way = f"the key goes behind the name: `confide init {source} {key[0]}=...`"
+        way = f"the key goes behind the name: `confide init {shlex.quote(source)} {key[0]}=...`"
         raise InputError(f"{str(error).rstrip('.')}; {way}") from None
     if not first:
         raise InputError(f"{source}: holds no records")
@@ -181,7 +182,11 @@ def look(source: str, also: Sequence[str] = (), given: Given | None = None) -> L
             f"{source}: what should be the names of its fields looks like somebody's text: is the line of column names "
             "missing? Write one above the first row"
         )
-    seen = _Seen(text, _possible(flat, fields, text, also))
+    # A field that stands in a template of ours is part of the text; in one that is given it may name people, too.
+    taken = (
+        {text} if chosen == "given" else {name for name in fields if name == text or f"{{{name}}}" in text}
+    )
+    seen = _Seen(text, _possible(flat, fields, taken, also))
     fault: str | None = None
     for record in first:
         seen.take(record)
@@ -327,12 +332,16 @@ def _question_and_answer(by_name: Mapping[str, str]) -> tuple[str, ...] | None:
 
 # the people ------------------------------------------------------------------------------------------
 def _possible(
-    flat: Sequence[Mapping[str, Any]], fields: Sequence[str], text: str, also: Sequence[str]
+    flat: Sequence[Mapping[str, Any]], fields: Sequence[str], taken: Collection[str], also: Sequence[str]
 ) -> list[tuple[str, bool, bool]]:
-    """Return the fields that may name people: (name, whether it means a person, whether only its values suggest it)."""
+    """Return the fields that may name people: (name, whether it means a person, whether only its values suggest it).
+
+    Args:
+        taken: fields that are the text.
+    """
     found: list[tuple[tuple[int, int], tuple[str, bool, bool]]] = []
     for place, name in enumerate(fields):
-        if name == text or f"{{{name}}}" in text:
+        if name in taken:
             continue
         known = _names_of(name)
         at = next((i for i, sure in enumerate(_SURE) if sure in known), None)

@@ -45,7 +45,10 @@ def init(
     ] = "bundled",
     values: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[KEY=VALUE]...", help="values for the config, as data.unit=customer"),
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="values for the config, as data.unit=customer: keys of data, privacy.epsilon and task",
+        ),
     ] = None,
 ) -> None:
     """Look at a file or folder and write a commented config for it.

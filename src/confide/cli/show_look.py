@@ -76,14 +76,14 @@ def unit(found: Look, yes: bool) -> Candidate | None:
     """
     if "data.unit" not in found.given:
         return found.unit() if yes or not at_terminal() else asked(found)
-    name = found.given.values["data.unit"]
+    name = found.given.get("data.unit")
     if name is None:
         return None
-    if isinstance(name, list):
-        raise InputError("data.unit: give one field here; write the others into the config that is made")
-    if str(name) not in found.fields:
-        raise InputError(f"data.unit: no field is called {str(name)!r} (fields: {named(found.fields)})")
-    chosen = _counted(found, str(name))
+    if not isinstance(name, str):
+        raise InputError("data.unit: give one field here; write a list of them into the config that is made")
+    if name not in found.fields:
+        raise InputError(f"data.unit: no field is called {name!r} (fields: {named(found.fields)})")
+    chosen = _counted(found, name)
     if chosen is None:
         raise InputError(f"data.unit: {name!r} is the text: give a field that says whose it is")
     return chosen

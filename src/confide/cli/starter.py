@@ -57,11 +57,13 @@ def draft(found: Look, unit: Candidate | None, model: str = BUNDLED, fits: "Fits
     warnings = (*_warnings(found, unit), *([] if fits is None else _of_fits(model, fits)))
     train_units, share = _held_out(found, unit)
     batch = min(64, max(1, (unit.people if unit else found.documents) // 2), max(1, train_units))
-    mechanism = given.values.get("privacy.mechanism") or (
-        "dp-sgd" if unit is None else "owners" if unit.several else "uls"
-    )
+    mechanism = "dp-sgd" if unit is None else "owners" if unit.several else "uls"
     fields = f"fields here: {named(found.fields)}"
-    roles = {} if "data.text" in given else _chat_roles(found.roles)
+    said = given.get("data.speakers")
+    roles = _chat_roles(found.roles, said if isinstance(said, dict) else {})
+    if given.get("data.text"):
+        roles = {}
+    is_chat = bool(roles) or given.get("data.messages") is not None
     unknown = [name for name, role in roles.items() if role not in ROLES]
     if unknown:
         warnings = (*warnings, _unknown_roles(unknown))
@@ -71,13 +73,13 @@ def draft(found: Look, unit: Candidate | None, model: str = BUNDLED, fits: "Fits
         "# Written by `confide init`; look at what `data` says of text and unit first. All keys: docs/config.md",
         *above,
         *_of_model(model, fits),
-        *(_TEMPLATE if roles and not (fits and fits.has_chat_template) else []),
-        *(_MARKS if roles and fits is None else []),
+        *(_TEMPLATE if is_chat and not (fits and fits.has_chat_template) else []),
+        *(_MARKS if is_chat and fits is None else []),
         "data:",
         f"  train: {_quoted(found.source)}",
         *(
             []
-            if "data.prompt" in given or ("data.messages" in given and not roles)
+            if given.get("data.prompt") or (given.get("data.messages") and not roles)
             else _of_text(found, roles, fields)
         ),
         f"  unit: {_quoted(unit.name) if unit else 'null'}   # {_protected(unit)}",
@@ -86,14 +88,13 @@ def draft(found: Look, unit: Candidate | None, model: str = BUNDLED, fits: "Fits
             if unit and unit.without and "data.without_unit" not in given
             else []
         ),
-        f"  eval: {share or 'null'}                 # "
-        + ("this share of the units is held out whole" if share else "too few units to hold any out"),
+        _of_eval(share, "data.eval_within" in given),
         f"  strip_quotes: {'true' if found.is_mail else 'false'}        # what is quoted is somebody else's text",
         f"  max_length: {MAX_LENGTH}",
         "privacy:",
         f"  mechanism: {mechanism}            # `confide plan` shows others beside it",
         "  epsilon: 8",
-        *([f"  rows_per_unit: {_ROWS_PER_UNIT[mechanism]}"] if unit and mechanism in _ROWS_PER_UNIT else []),
+        *([f"  rows_per_unit: {_ROWS_PER_UNIT[mechanism]}"] if unit else []),
         *(
             ["  # selection: random        # whole rows in place of random chunks: docs/concepts.md"]
             if mechanism == "uls"
@@ -107,14 +108,18 @@ def draft(found: Look, unit: Candidate | None, model: str = BUNDLED, fits: "Fits
         "  schedule: linear",
         f"  batch: {batch:<18} # {'rows' if mechanism != 'uls' else 'units'} a step: more means less noise and more "
         "compute",
-        *(
-            ["# canaries: {count: 100}    # uncomment before training to audit the claim"]
-            if unit and not any(key.startswith("canaries") for key in given.values)
-            else []
-        ),
+        *(["# canaries: {count: 100}    # uncomment before training to audit the claim"] if unit else []),
         f"run: {_quoted(f'runs/{run_name(found.source)}')}",
     ]
     return Draft(given.put_into("\n".join(lines) + "\n"), warnings)
+
+
+def _of_eval(share: float | None, holds_rows: bool) -> str:
+    """Return the line that says which units are held out whole."""
+    if holds_rows:
+        return "  eval: null                # rows of each unit are held out in place of whole units"
+    why = "this share of the units is held out whole" if share else "too few units to hold any out"
+    return f"  eval: {share or 'null'}                 # {why}"
 
 
 def _of_model(model: str, fits: "Fits | None") -> list[str]:
@@ -175,9 +180,10 @@ _SIDES = {
 }
 
 
-def _chat_roles(speakers: Sequence[str]) -> dict[str, str]:
+def _chat_roles(speakers: Sequence[str], given: Mapping[str, str]) -> dict[str, str]:
     """Return the role of each speaker, if a user and an assistant are among them; a name that is no role stays."""
-    roles = {name: OTHER_NAMES.get(name.lower(), _SIDES.get(name.lower(), name.lower())) for name in speakers}
+    known = {**_SIDES, **OTHER_NAMES}
+    roles = {name: given.get(name) or known.get(name.lower(), name.lower()) for name in speakers}
     if set(roles.values()) == {"user", "system"}:  # of the two, the system is the one that answers
         roles = {name: "assistant" if role == "system" else role for name, role in roles.items()}
     return roles if {"user", "assistant"} <= set(roles.values()) else {}
@@ -273,7 +279,7 @@ def _warnings(found: Look, unit: Candidate | None) -> list[str]:
             "only in capitals or spaces; if these are one person, write them alike: each spelling is protected as a "
             "person of its own"
         )
-    if unit is not None and unit.without and "data.without_unit" not in found.given:
+    if unit is not None and unit.without and found.given.get("data.without_unit") in (None, "refuse"):
         told.append(
             f"data.unit: {share_without(found, unit)} of {looked} name nobody in {unit.name!r}, and `confide prepare` "
             "refuses them; give them a unit, or say with data.without_unit what to do with them (drop: leave them "
@@ -301,13 +307,15 @@ def _warnings(found: Look, unit: Candidate | None) -> list[str]:
 def _row_level(found: Look, looked: str) -> str:
     empty = [each.name for each in found.people if not each.repeats and not each.people]
     others = [f"{each.name!r} ({each.people:,} values)" for each in found.people if each.people > 1][:8]
-    why = (
-        f"{', '.join(map(repr, empty))} {'name' if len(empty) > 1 else 'names'} nobody in {looked}"
-        if empty
-        else f"no field of {looked} was seen to name people"
-    )
+    if "data.unit" in found.given:
+        why = "data.unit is null, as you said"
+    elif empty:
+        names = "name" if len(empty) > 1 else "names"
+        why = f"{', '.join(map(repr, empty))} {names} nobody in {looked}, so data.unit is null"
+    else:
+        why = f"no field of {looked} was seen to name people, so data.unit is null"
     return (
-        f"{why}, so data.unit is null: ROW-LEVEL PROTECTION ONLY. Each document is protected by itself, and a person "
+        f"{why}: ROW-LEVEL PROTECTION ONLY. Each document is protected by itself, and a person "
         "with several documents is not. Set data.unit to the field that names whom to protect"
         + (
             f"; fields whose values repeat: {', '.join(others)}"
