@@ -55,9 +55,10 @@ class Given:
                     "data.unit=customer"
                 )
             if key not in _KEYS:
+                meant = nearest(key, _KEYS) if key.startswith("data.") else ""
                 raise InputError(
-                    f"{yaml_text.name(key)}: `confide init` takes keys of data, privacy.epsilon and task"
-                    f"{nearest(key, _KEYS) if key.startswith('data.') else ''}; write others into the config that it makes"
+                    f"{yaml_text.name(key)}: `confide init` takes keys of data, privacy.epsilon and task{meant}; write "
+                    "others into the config that it makes"
                 )
             if key in values:
                 raise InputError(f"{key} is given twice on the command line: leave one out")
