@@ -311,7 +311,8 @@ def tables(rows: Sequence[Row]) -> list[Table]:
         note += (
             " Recipes with bins that are kept came later. They had three rates in place of ten settings; that at a "
             "constant rate had one, which with its first beta was the best of several single runs on the validation "
-            "users at epsilon 8 (docs/decisions.md). That with 10 bands was chosen so at epsilon 3. They trained on a CPU."
+            "users at epsilon 8 (docs/decisions.md). That with 10 bands was chosen so at epsilon 3. They trained on a "
+            "CPU."
         )
     if has_plain and not _is_measured(rows, CHOSEN + TUNED):
         note += " So did two chunks, tuned without privacy. No other recipe was tuned so."
