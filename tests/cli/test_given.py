@@ -108,6 +108,7 @@ def test_dialogues_may_be_given_as_messages_or_as_text(tmp_path):
         ("data.delimiter=;;", "';;' is not one character"),
         ("data.delimitr=x", r"takes keys of data.* \(did you mean 'data.delimiter'\?\)"),
         ("data.prompt=team", "data.completion: data.prompt is given"),
+        ("data.speakers={c1: [user]}", "data.speakers"),
         ("privacy.epsilon=many", "privacy.epsilon: 'many' is not valid"),
         ("epsilon", "'epsilon': DATA is one file or folder; behind it stands key=value"),
     ],

@@ -60,7 +60,10 @@ def draft(found: Look, unit: Candidate | None, model: str = BUNDLED, fits: "Fits
     mechanism = "dp-sgd" if unit is None else "owners" if unit.several else "uls"
     fields = f"fields here: {named(found.fields)}"
     said = given.get("data.speakers")
-    roles = _chat_roles(found.roles, said if isinstance(said, dict) else {})
+    said = (
+        {name: role for name, role in said.items() if isinstance(role, str)} if isinstance(said, dict) else {}
+    )
+    roles = _chat_roles(found.roles, said)
     if given.get("data.text"):
         roles = {}
     is_chat = bool(roles) or given.get("data.messages") is not None
@@ -88,7 +91,7 @@ def draft(found: Look, unit: Candidate | None, model: str = BUNDLED, fits: "Fits
             if unit and unit.without and "data.without_unit" not in given
             else []
         ),
-        _of_eval(share, "data.eval_within" in given),
+        _of_eval(share, given.get("data.eval_within") is not None),
         f"  strip_quotes: {'true' if found.is_mail else 'false'}        # what is quoted is somebody else's text",
         f"  max_length: {MAX_LENGTH}",
         "privacy:",
