@@ -14,14 +14,9 @@ from confide.utils.errors import InputError
 
 _TEXTS = ("data.text", "data.messages", "data.prompt", "data.completion")
 _WORDS = (*_TEXTS, "data.unit", "data.delimiter", "data.encoding")
-_LOOKED_AT = (
-    *_TEXTS,
-    "data.format",
-    "data.split",
-    "data.delimiter",
-    "data.encoding",
-    "data.max_document_bytes",
-)
+HOW_READ = ("data.format", "data.split", "data.delimiter", "data.encoding", "data.max_document_bytes")
+"""Keys that say how a source is read."""
+
 _KEYS = (*(f"data.{name}" for name in Data.model_fields if name != "train"), "privacy.epsilon", "task")
 _ABSENT = object()
 
@@ -65,7 +60,7 @@ class Given:
             if not text:
                 raise InputError(f"{key}: no value stands behind the =; write null if you mean none")
             values[key] = text if _is_plain(key, text) else parsed(text, override)
-        looked_at = {key.removeprefix("data."): values[key] for key in _LOOKED_AT if key in values}
+        looked_at = {key.removeprefix("data."): values[key] for key in (*_TEXTS, *HOW_READ) if key in values}
         # The mechanism asks for nothing else, so that each fault that is found is one of these keys.
         about = {"data": {"train": source, **looked_at}, "privacy": {"mechanism": "dp-sgd", "epsilon": 1}}
         return cls(values, check(about, "these values").data)

@@ -12,11 +12,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from confide.cli.given import Given
+from confide.cli.given import HOW_READ, Given
 from confide.config.loading import ENDINGS, is_config, is_run
-from confide.data.readers import Counts, Record, documents, records
+from confide.data.documents import how_of
+from confide.data.readers import Counts, Record, documents
 from confide.data.readers.dialogues import is_dialogue, speaker_of
 from confide.data.readers.fields import owners_of, spelt_alike
+from confide.data.readers.readers import found as files_of
 from confide.utils.errors import InputError
 
 LOOK = 200
@@ -54,7 +56,7 @@ _PAIRS = (
 _BREAKS_TEMPLATE = set("{}:!")
 
 
-_ASKED_FOR = re.compile(r"\bdata\.(delimiter|encoding|format|max_document_bytes)\b")
+_ASKED_FOR = re.compile("|".join(map(re.escape, HOW_READ)))
 """Keys that say how a source is read, which a message may ask for."""
 
 
@@ -155,16 +157,9 @@ def look(source: str, also: Sequence[str] = (), given: Given | None = None) -> L
     """
     _refuse_config(source)
     given = given or Given.of(source)
-    data = given.data
+    data, unit = given.data, given.get("data.unit")
     try:
-        stream = records(
-            source,
-            data.format,
-            data.split,
-            delimiter=data.delimiter,
-            encoding=data.encoding,
-            largest=data.max_document_bytes,
-        )
+        stream = iter(files_of(source, data.format, how_of(data, Counts())))
         first = list(islice(stream, LOOK))
     except InputError as error:
         key = _ASKED_FOR.search(str(error))
@@ -186,7 +181,7 @@ def look(source: str, also: Sequence[str] = (), given: Given | None = None) -> L
     taken = (
         {text} if chosen == "given" else {name for name in fields if name == text or f"{{{name}}}" in text}
     )
-    seen = _Seen(text, _possible(flat, fields, taken, also))
+    seen = _Seen(text, _possible(flat, fields, taken, (*also, unit)))
     fault: str | None = None
     for record in first:
         seen.take(record)
@@ -332,7 +327,7 @@ def _question_and_answer(by_name: Mapping[str, str]) -> tuple[str, ...] | None:
 
 # the people ------------------------------------------------------------------------------------------
 def _possible(
-    flat: Sequence[Mapping[str, Any]], fields: Sequence[str], taken: Collection[str], also: Sequence[str]
+    flat: Sequence[Mapping[str, Any]], fields: Sequence[str], taken: Collection[str], also: Sequence[Any]
 ) -> list[tuple[str, bool, bool]]:
     """Return the fields that may name people: (name, whether it means a person, whether only its values suggest it).
 

@@ -83,7 +83,7 @@ def unit(found: Look, yes: bool) -> Candidate | None:
         raise InputError("data.unit: give one field here; write a list of them into the config that is made")
     if name not in found.fields:
         raise InputError(f"data.unit: no field is called {name!r} (fields: {named(found.fields)})")
-    chosen = _counted(found, name)
+    chosen = found.candidate(name)
     if chosen is None:
         raise InputError(f"data.unit: {name!r} is the text: give a field that says whose it is")
     return chosen

@@ -80,11 +80,7 @@ def draft(found: Look, unit: Candidate | None, model: str = BUNDLED, fits: "Fits
         *(_MARKS if is_chat and fits is None else []),
         "data:",
         f"  train: {_quoted(found.source)}",
-        *(
-            []
-            if given.get("data.prompt") or (given.get("data.messages") and not roles)
-            else _of_text(found, roles, fields)
-        ),
+        *_of_text(found, roles, fields),
         f"  unit: {_quoted(unit.name) if unit else 'null'}   # {_protected(unit)}",
         *(
             ["  # without_unit: drop       # what to do with documents that name nobody: refuse, drop or own"]
@@ -213,6 +209,8 @@ def _of_text(found: Look, roles: Mapping[str, str], fields: str) -> list[str]:
             f"  messages: {_quoted(found.text)}   # what the assistant says is learnt, see train.loss_on; {fields}",
             *([f"  speakers: {{{listed}}}   # the role of each speaker"] if own else []),
         ]
+    if found.chosen == "given" and found.given.get("data.text") is None:
+        return []  # other keys say it, and are put in with the rest
     if found.chosen == "pair":
         prompt, completion = found.pair
         return [

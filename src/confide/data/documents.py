@@ -94,14 +94,9 @@ class Recipe:
         """True if what becomes of a record depends on those before it."""
         return self.data.clean != "none"
 
-    def how(self, counts: Counts) -> How:
-        """Return how files are read."""
-        data = self.data
-        return How(data.delimiter, data.encoding, data.max_document_bytes, counts, data.split)
-
     def source(self, source: str, counts: Counts) -> Files | Iterator[Record]:
         """Return the files of a source, or its records."""
-        return found(source, self.data.format, self.how(counts))
+        return found(source, self.data.format, how_of(self.data, counts))
 
     def made(self, records: Iterable[Record], counts: Counts) -> Iterator[Made]:
         """Yield what becomes of each record before its place among the others is known."""
@@ -121,6 +116,11 @@ class Recipe:
 
     def numbering(self, counts: Counts) -> Numbering:
         return Numbering(read_key(self.data), self.data.unit, self.data.without_unit, counts)
+
+
+def how_of(data: "Data", counts: Counts) -> How:
+    """Return how the files of a config are read."""
+    return How(data.delimiter, data.encoding, data.max_document_bytes, counts, data.split)
 
 
 def _before(conditions: Conditions, counts: Counts, record: Record) -> tuple[str, int]:
